@@ -6,12 +6,15 @@ from fractions import Fraction
 
 import pytest
 
-from podgpu.pending.cel import CelDevice, UnknownExpression, matches
+from podgpu.pending.cel import UnknownExpression, matches
+from podgpu.pending.dra_objects import DraDevice
 
 OF = "device.attributes['gpu.nvidia.com']"
 MEMORY = "device.capacity['gpu.nvidia.com'].memory"
-DEVICE = CelDevice(
+DEVICE = DraDevice(
     "gpu.nvidia.com",
+    "node-1",
+    "gpu-3",
     {
         "gpu.nvidia.com/productName": "NVIDIA H100-80GB",
         "gpu.nvidia.com/index": 3,
@@ -158,5 +161,5 @@ def test_what_podgpu_does_not_support_is_unknown(expression: str) -> None:
 
 
 def test_a_device_that_several_claims_share() -> None:
-    shared = CelDevice("gpu.nvidia.com", {}, {}, is_shared=True)
+    shared = DraDevice("gpu.nvidia.com", "node-1", "gpu-3", is_shared=True)
     assert matches("device.allowMultipleAllocations", shared)

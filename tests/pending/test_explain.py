@@ -729,9 +729,9 @@ def test_what_is_free() -> None:
         claim("held", on="c", devices=(0,)),
     ]
     assert explain_queue(snapshot(objects), {}, NOW).free == [
-        FreeGpus(DRIVER, H200, total=2.0, free=1.0, largest=1.0, nodes=1),
-        FreeGpus(GPU, H100, total=16.0, free=13.0, largest=8.0, nodes=2, closed=8.0),
-        FreeGpus(GPU, H200, total=4.0, free=4.0, largest=4.0, nodes=1),
+        FreeGpus(resource=DRIVER, model=H200, total=2.0, free=1.0, largest=1.0, nodes=1),
+        FreeGpus(resource=GPU, model=H100, total=16.0, free=13.0, largest=8.0, nodes=2, closed=8.0),
+        FreeGpus(resource=GPU, model=H200, total=4.0, free=4.0, largest=4.0, nodes=1),
     ]
 
 

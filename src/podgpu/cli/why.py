@@ -13,8 +13,9 @@ from podgpu.cli.terminal import print_out
 from podgpu.cli.view_options import find_view
 from podgpu.cli.why_slow import SlowAnswer, read_slow, write_slow
 from podgpu.errors import SourceError, UsageError, few_of, one_line, plural
+from podgpu.pending.cluster_index import FreeGpus
 from podgpu.pending.idle_pods import IdlePod
-from podgpu.pending.queue import FreeView, QueueAnswer, QueuedPod, QueueGroup, UnblockView
+from podgpu.pending.queue import QueueAnswer, QueuedPod, QueueGroup, UnblockView
 from podgpu.pending.reasons import number
 from podgpu.top.table import format_duration
 from podgpu.view_address import ViewClient, decode_answer
@@ -109,7 +110,7 @@ def _write_queue(answer: QueueAnswer) -> Iterator[str]:
         yield f"and {plural(answer.omitted_pods, 'pod')} for other reasons"
 
 
-def _write_free(row: FreeView) -> list[str]:
+def _write_free(row: FreeGpus) -> list[str]:
     figures = [row.free, row.total, row.largest, row.nodes, row.closed]
     return [row.resource, row.model, *map(number, figures)]
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from podgpu.errors import PodgpuError
 from podgpu.kube.objects import parse_quantity
+from podgpu.pending.dra_objects import DraDevice
 
 _MAX_LENGTH = 2000
 _TOKEN = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|&&|\|\||!(?!=)|\btrue\b|\bfalse\b""")
@@ -38,22 +39,6 @@ class UnknownExpression(PodgpuError):
 
 class MissingValue(PodgpuError):
     """The device lacks an attribute that the expression reads: it does not match."""
-
-
-class CelDevice:
-    """What an expression sees of a device. Names of attributes are `domain/name`."""
-
-    def __init__(
-        self,
-        driver: str,
-        attributes: Mapping[str, Any],
-        capacity: Mapping[str, Fraction],
-        is_shared: bool = False,
-    ) -> None:
-        self.driver = driver
-        self.attributes = attributes
-        self.capacity = capacity
-        self.is_shared = is_shared
 
 
 class _DeviceMembers:
@@ -78,7 +63,7 @@ class _DeviceMembers:
         return any(key.startswith(prefix) for key in self.values)
 
 
-def matches(expression: str, device: CelDevice) -> bool:
+def matches(expression: str, device: DraDevice) -> bool:
     """Raises UnknownExpression if podgpu cannot evaluate the expression."""
     try:
         value = _evaluate(_parse(expression), device)
@@ -106,7 +91,7 @@ def _parse(expression: str) -> ast.expr:
         raise UnknownExpression("the syntax is not supported") from error
 
 
-def _evaluate(node: ast.expr, device: CelDevice) -> Any:
+def _evaluate(node: ast.expr, device: DraDevice) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | str):
         return node.value
     if isinstance(node, ast.BoolOp):
@@ -135,14 +120,14 @@ def _negate(value: Any) -> int:
     return -value
 
 
-def _evaluate_condition(node: ast.expr, device: CelDevice) -> bool:
+def _evaluate_condition(node: ast.expr, device: DraDevice) -> bool:
     value = _evaluate(node, device)
     if not isinstance(value, bool):
         raise UnknownExpression("a condition is not a boolean")
     return value
 
 
-def _evaluate_logic(node: ast.BoolOp, device: CelDevice) -> bool:
+def _evaluate_logic(node: ast.BoolOp, device: DraDevice) -> bool:
     """As in CEL, an error in one operand does not matter if another one decides the result."""
     decides = isinstance(node.op, ast.Or)
     failure: PodgpuError | None = None
@@ -159,7 +144,7 @@ def _evaluate_logic(node: ast.BoolOp, device: CelDevice) -> bool:
     return not decides
 
 
-def _compare(node: ast.Compare, device: CelDevice) -> bool:
+def _compare(node: ast.Compare, device: DraDevice) -> bool:
     if len(node.ops) != 1:
         raise UnknownExpression("chained comparisons are not supported")
 
@@ -179,7 +164,7 @@ def _compare(node: ast.Compare, device: CelDevice) -> bool:
         raise UnknownExpression("values of two types are compared") from error
 
 
-def _find_member(node: ast.Attribute, device: CelDevice) -> Any:
+def _find_member(node: ast.Attribute, device: DraDevice) -> Any:
     if not isinstance(node.value, ast.Name):
         owner = _evaluate(node.value, device)
         if not isinstance(owner, _DeviceMembers):
@@ -200,7 +185,7 @@ def _find_member(node: ast.Attribute, device: CelDevice) -> Any:
     raise UnknownExpression(f"device.{node.attr} is not supported")
 
 
-def _find_item(node: ast.Subscript, device: CelDevice) -> Any:
+def _find_item(node: ast.Subscript, device: DraDevice) -> Any:
     owner = _evaluate(node.value, device)
     key = _evaluate(node.slice, device)
     if not isinstance(owner, _DeviceMembers) or not isinstance(key, str):
@@ -208,7 +193,7 @@ def _find_item(node: ast.Subscript, device: CelDevice) -> Any:
     return owner.find(key)
 
 
-def _call(node: ast.Call, device: CelDevice) -> Any:
+def _call(node: ast.Call, device: DraDevice) -> Any:
     if node.keywords:
         raise UnknownExpression("the call is not supported")
 

@@ -4,57 +4,57 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
+
+import msgspec
 
 from podgpu.kube.objects import is_gpu_resource
 from podgpu.model import group_by
-from podgpu.pending.cluster_objects import MILLI, POD_SLOTS, BoundPod, NodeRecord, PendingPod
-from podgpu.pending.device_supply import Devices
+from podgpu.pending.cluster_objects import (
+    MILLI,
+    POD_SLOTS,
+    Amounts,
+    BoundPod,
+    NodeRecord,
+    PendingPod,
+)
+from podgpu.pending.device_supply import Devices, Supply
 from podgpu.pending.dra_objects import ClaimRecord, DeviceClassRecord
 from podgpu.pending.pending_objects import ClusterObjects
 from podgpu.pending.quotas import HeldWorkload, Quotas
 
 
-@dataclass
-class Usage:
-    """What pods have of one node."""
+class CandidateNode:
+    """A node with its pods, and with what they have of it."""
 
-    amounts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    groups: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    @classmethod
-    def of(cls, node: NodeRecord, pods: Iterable[BoundPod]) -> Usage:
-        usage = cls()
+    def __init__(self, node: NodeRecord, pods: Sequence[BoundPod]) -> None:
+        self.node = node
+        self.pods = pods
+        self.used: dict[str, int] = defaultdict(int)  # thousandths, by resource
+        self.used_groups: dict[str, float] = defaultdict(float)  # fraction, by group of KAI
         for pod in pods:
-            usage.add(node, pod)
-        return usage
+            self.reserve(pod.amounts)
+            if pod.share is not None:
+                for group in pod.groups:
+                    self.used_groups[group] += pod.share.on(node)
 
-    def add(self, node: NodeRecord, pod: BoundPod) -> None:
-        self.add_amounts(pod.amounts)
-        if pod.share is not None:
-            for group in pod.groups:
-                self.groups[group] += pod.share.on(node)
-
-    def add_amounts(self, amounts: Iterable[tuple[str, int]]) -> None:
-        self.amounts[POD_SLOTS] += MILLI
+    def reserve(self, amounts: Amounts) -> None:
+        """Adds what one more pod would have."""
+        self.used[POD_SLOTS] += MILLI
         for name, milli in amounts:
-            self.amounts[name] += milli
+            self.used[name] += milli
 
-    def copy(self) -> Usage:
-        other = Usage()
-        other.amounts.update(self.amounts)
-        other.groups.update(self.groups)
-        return other
-
-
-class CandidateNode(NamedTuple):
-    """A node with its pods."""
-
-    node: NodeRecord
-    pods: Sequence[BoundPod]
-    usage: Usage
+    def measure(self, resource: str, needed: int = 0) -> Supply:
+        """Returns what the node has of a resource. `needed`: in thousandths."""
+        total = self.node.allocatable.get(resource, 0)
+        free = total - self.used[resource]
+        return Supply(
+            needed=needed / MILLI,
+            total=total / MILLI,
+            free=max(0, free) / MILLI,
+            fits_empty=needed <= total,
+            fits=needed <= free,
+        )
 
 
 class ClusterIndex:
@@ -98,9 +98,7 @@ def _list_candidates(objects: ClusterObjects) -> list[CandidateNode]:
     pods = group_by(objects.bound, lambda pod: pod.node)
     candidates = []
     for node in sorted(objects.nodes, key=attrgetter("name")):
-        here = pods.get(node.name, [])
-        usage = Usage.of(node, here)
-        candidates.append(CandidateNode(node, here, usage))
+        candidates.append(CandidateNode(node, pods.get(node.name, [])))
     return candidates
 
 
@@ -117,11 +115,11 @@ def _find_extended(classes: Iterable[DeviceClassRecord]) -> dict[str, str]:
 # Free GPUs
 
 
-class FreeGpus(NamedTuple):
+class FreeGpus(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The GPUs of one resource and model on nodes that accept new pods."""
 
     resource: str
-    model: str
+    model: str = ""
     total: float
     free: float
     largest: float  # free on one node
@@ -129,64 +127,46 @@ class FreeGpus(NamedTuple):
     closed: float = 0.0  # free on nodes that are cordoned or not ready
 
 
-class _Offer(NamedTuple):
-    """What one node has of a resource."""
-
-    total: float
-    free: float
-    is_open: bool  # the node accepts new pods
-
-
 def list_free(cluster: ClusterIndex) -> list[FreeGpus]:
     """Returns what nodes offer, by resource and model."""
-    offers: dict[tuple[str, str], list[_Offer]] = defaultdict(list)
+    rows: dict[tuple[str, str], FreeGpus] = {}
     for candidate in cluster.candidates:
-        model = candidate.node.model
-        for resource, offer in _list_offers(cluster, candidate):
-            offers[resource, model].append(offer)
+        node = candidate.node
+        for resource, total, free in _list_offers(cluster, candidate):
+            key = resource, node.model
+            if key not in rows:
+                rows[key] = FreeGpus(
+                    resource=resource, model=node.model, total=0.0, free=0.0, largest=0.0, nodes=0
+                )
 
-    rows = []
-    for (resource, model), of_nodes in sorted(offers.items()):
-        rows.append(_make_free(resource, model, of_nodes))
+            row = rows[key]
+            if node.is_cordoned or any(taint.is_not_ready for taint in node.taints):
+                row.closed += free
+                continue
 
-    return rows
+            row.total += total
+            row.free += free
+            row.largest = max(row.largest, free)
+            row.nodes += 1
 
-
-def _list_offers(cluster: ClusterIndex, candidate: CandidateNode) -> Iterator[tuple[str, _Offer]]:
-    node = candidate.node
-    is_ready = not any(taint.is_not_ready for taint in node.taints)
-    is_open = is_ready and not node.is_cordoned
-    for name, total in node.allocatable.items():
-        if total and is_gpu_resource(name):
-            used = candidate.usage.amounts[name]
-            free = max(0, total - used)
-            yield name, _Offer(total / MILLI, free / MILLI, is_open)
-
-    devices = count_devices(cluster, node)
-    for driver, (total_devices, free_devices) in devices.items():
-        yield driver, _Offer(total_devices, free_devices, is_open)
+    return [row for _, row in sorted(rows.items())]
 
 
-def _make_free(resource: str, model: str, offers: Sequence[_Offer]) -> FreeGpus:
-    opened = [offer for offer in offers if offer.is_open]
-    closed = [offer for offer in offers if not offer.is_open]
+def _list_offers(
+    cluster: ClusterIndex, candidate: CandidateNode
+) -> Iterator[tuple[str, float, float]]:
+    """Yields each resource, and how many GPUs of it a node has in total and free."""
+    for name in candidate.node.allocatable:
+        supply = candidate.measure(name)
+        if supply.total and is_gpu_resource(name):
+            yield name, supply.total, supply.free
 
-    return FreeGpus(
-        resource=resource,
-        model=model,
-        total=sum(offer.total for offer in opened),
-        free=sum(offer.free for offer in opened),
-        largest=max((offer.free for offer in opened), default=0.0),
-        nodes=len(opened),
-        closed=sum(offer.free for offer in closed),
-    )
+    for driver in list_drivers(cluster, candidate.node):
+        total, free = cluster.devices.count(driver, candidate.node)
+        yield driver, total, free
 
 
-def count_devices(cluster: ClusterIndex, node: NodeRecord) -> dict[str, tuple[float, float]]:
-    """Returns all and free devices of each driver. Without drivers that are not for GPUs."""
-    devices = cluster.devices.list_on(node.name, node.labels)
-    drivers = {device.driver for device in devices}
-    counts = {}
-    for driver in filter(is_gpu_resource, drivers):
-        counts[driver] = cluster.devices.count(driver, node.name, node.labels)
-    return counts
+def list_drivers(cluster: ClusterIndex, node: NodeRecord) -> set[str]:
+    """Returns the drivers of the GPUs of a node (DRA)."""
+    drivers = {device.driver for device in cluster.devices.list_on(node)}
+    return set(filter(is_gpu_resource, drivers))

@@ -7,11 +7,12 @@ that match, and requests with few candidates come first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from podgpu.pending.cel import CelDevice, UnknownExpression, matches
+from podgpu.pending.cel import UnknownExpression, matches
+from podgpu.pending.cluster_objects import NodeRecord
 from podgpu.pending.dra_objects import (
     AllocatedDevice,
     ClaimRecord,
@@ -24,11 +25,12 @@ from podgpu.pending.dra_objects import (
     SliceRecord,
     newest_slices,
 )
-from podgpu.pending.selectors import NAME_FIELD, NodeSelector, list_untolerated
+from podgpu.pending.selectors import list_untolerated
 
 _MAX_TRIES = 64  # alternatives of requests, and values of a matched attribute
-_Amounts = dict[tuple[str, str, str, str], Fraction]
-"""Amount of a counter, by driver, pool, counter set and counter."""
+_CounterKey = tuple[str, str, str, str]
+"""Driver, pool, counter set and counter."""
+_NONE = Fraction(0)
 
 
 class Supply(NamedTuple):
@@ -54,17 +56,11 @@ def index_taken(claims: Iterable[ClaimRecord]) -> dict[DeviceId, list[AllocatedD
     return taken
 
 
-class _Candidate(NamedTuple):
-    id: DeviceId
-    device: DraDevice
+class _Choice(NamedTuple):
+    """A request, and the devices that it may have."""
 
-    @property
-    def driver(self) -> str:
-        return self.id[0]
-
-
-_Alternatives = list[tuple[DeviceRequest, list[_Candidate]]]
-"""One of these requests has to be satisfied. With the devices that each may have."""
+    request: DeviceRequest
+    devices: list[DraDevice]
 
 
 class Devices:
@@ -77,10 +73,10 @@ class Devices:
         claims: Iterable[ClaimRecord],
     ) -> None:
         self.classes = classes
-        self._by_node: dict[str, list[_Candidate]] = defaultdict(list)
-        self._elsewhere: list[tuple[SliceRecord, _Candidate]] = []  # for several nodes
-        self._counters: _Amounts = {}
-        self._device_of: dict[DeviceId, DraDevice] = {}
+        self._by_node: dict[str, list[DraDevice]] = defaultdict(list)
+        self._elsewhere: list[DraDevice] = []  # for several nodes
+        self._counters: dict[_CounterKey, Fraction] = {}  # what the pools have
+        self._by_id: dict[DeviceId, DraDevice] = {}
         self._matches: dict[tuple[DeviceId, str, tuple[str, ...]], bool | None] = {}
         for each in newest_slices(slices):
             self._add_slice(each)
@@ -88,42 +84,31 @@ class Devices:
         self.taken = index_taken(claims)
 
     def _add_slice(self, each: SliceRecord) -> None:
-        for counter_set in each.counter_sets:
-            for name, amount in counter_set.amounts:
-                self._counters[each.driver, each.pool, counter_set.counter_set, name] = amount
-
+        counters = _list_counters(each.driver, each.pool, each.counter_sets)
+        self._counters.update(counters)
         for device in each.devices:
-            candidate = _Candidate((each.driver, each.pool, device.name), device)
-            self._device_of[candidate.id] = device
-            node = each.node or device.node
-            if node:
-                self._by_node[node].append(candidate)
+            self._by_id[device.id] = device
+            if device.node:
+                self._by_node[device.node].append(device)
             else:
-                self._elsewhere.append((each, candidate))
+                self._elsewhere.append(device)
 
-    def list_on(self, node: str, labels: Mapping[str, str]) -> list[_Candidate]:
+    def list_on(self, node: NodeRecord) -> list[DraDevice]:
         """Returns the devices that pods on the node can use."""
-        devices = list(self._by_node.get(node, ()))
-        named = {**labels, NAME_FIELD: node}
-        for each, candidate in self._elsewhere:
-            device_selector: NodeSelector = candidate.device.node_selector
-            if each.node_selector.accepts(named) and device_selector.accepts(named):
-                devices.append(candidate)
+        devices = list(self._by_node.get(node.name, ()))
+        for device in self._elsewhere:
+            is_offered = device.slice_selector.accepts(node.labels)
+            if is_offered and device.node_selector.accepts(node.labels):
+                devices.append(device)
         return devices
 
-    def supply(
-        self,
-        specs: Sequence[ClaimSpec],
-        node: str,
-        labels: Mapping[str, str],
-        taken: Taken,
-    ) -> Supply:
+    def supply(self, specs: Sequence[ClaimSpec], node: NodeRecord, taken: Taken) -> Supply:
         """`taken`: what claims have now."""
-        devices = self.list_on(node, labels)
+        devices = self.list_on(node)
         taken_here = _select_taken(taken, devices)
         is_unknown = False
         needed = 0
-        matching: list[tuple[DeviceRequest, _Candidate]] = []
+        choices = []
         for spec in specs:
             is_unknown = is_unknown or spec.has_other_constraints
             for alternatives in spec.requests:
@@ -134,81 +119,62 @@ class Devices:
                     found = []
 
                 needed += len(found) if first.wants_all else first.number
-                for candidate in found:
-                    matching.append((first, candidate))
+                choices.append(_Choice(first, found))
 
         return Supply(
             needed=max(1, needed) if specs else 0,
-            total=self._count(matching, ()),
-            free=self._count(matching, taken_here),
+            total=self._count(choices, ()),
+            free=self._count(choices, taken_here),
             fits_empty=self._fits(specs, devices, ()),
             fits=self._fits(specs, devices, taken_here),
             is_unknown=is_unknown,
         )
 
-    def count(self, driver: str, node: str, labels: Mapping[str, str]) -> tuple[float, float]:
+    def count(self, driver: str, node: NodeRecord) -> tuple[float, float]:
         """Returns how many devices of a driver a node has, and how many are free."""
-        anything = DeviceRequest("", "")
-        devices = []
-        matching = []
-        for candidate in self.list_on(node, labels):
-            if candidate.driver == driver:
-                devices.append(candidate)
-                matching.append((anything, candidate))
-
-        total = self._count(matching, ())
-        free = self._count(matching, _select_taken(self.taken, devices))
+        devices = [device for device in self.list_on(node) if device.driver == driver]
+        anything = _Choice(DeviceRequest("", ""), devices)
+        total = self._count([anything], ())
+        free = self._count([anything], _select_taken(self.taken, devices))
         return total, free
 
-    def _count(
-        self,
-        matching: Iterable[tuple[DeviceRequest, _Candidate]],
-        taken: Sequence[AllocatedDevice],
-    ) -> int:
+    def _count(self, choices: Iterable[_Choice], taken: Sequence[AllocatedDevice]) -> int:
         """Returns how many devices can be had at the same time. Partitions exclude each other."""
-        room = _Room(self._counters, self._device_of, taken)
+        room = _Room(self._counters, self._by_id, taken)
         counted: set[DeviceId] = set()
-        for request, candidate in matching:
-            if candidate.id not in counted and room.take_one(request, candidate):
-                counted.add(candidate.id)
+        for request, devices in choices:
+            for device in devices:
+                if device.id not in counted and room.take_one(request, device):
+                    counted.add(device.id)
         return len(counted)
 
-    def _find(
-        self, request: DeviceRequest, devices: Iterable[_Candidate]
-    ) -> list[_Candidate] | None:
+    def _find(self, request: DeviceRequest, devices: Iterable[DraDevice]) -> list[DraDevice] | None:
         """Returns the devices that a request may have. None if this is unknown."""
         found = []
-        for candidate in devices:
-            is_match = self._is_match(request, candidate)
+        for device in devices:
+            is_match = self._is_match(request, device)
             if is_match is None:
                 return None
-            if not is_match:
-                continue
-            untolerated = list_untolerated(candidate.device.taints, request.tolerations)
-            if not untolerated:
-                found.append(candidate)
+            if is_match and not list_untolerated(device.taints, request.tolerations):
+                found.append(device)
 
         return found
 
-    def _is_match(self, request: DeviceRequest, candidate: _Candidate) -> bool | None:
-        key = candidate.id, request.device_class, request.selectors
+    def _is_match(self, request: DeviceRequest, device: DraDevice) -> bool | None:
+        key = device.id, request.device_class, request.selectors
         if key not in self._matches:
-            self._matches[key] = self._compute_match(request, candidate)
+            self._matches[key] = self._compute_match(request, device)
         return self._matches[key]
 
-    def _compute_match(self, request: DeviceRequest, candidate: _Candidate) -> bool | None:
+    def _compute_match(self, request: DeviceRequest, device: DraDevice) -> bool | None:
         device_class = self.classes.get(request.device_class)
         if device_class is None:
             return False
 
-        device = candidate.device
-        shown = CelDevice(
-            candidate.id[0], dict(device.attributes), dict(device.capacity), device.is_shared
-        )
         is_unknown = False
         for expression in (*device_class.selectors, *request.selectors):
             try:
-                if not matches(expression, shown):
+                if not matches(expression, device):
                     return False
             except UnknownExpression:
                 is_unknown = True
@@ -218,12 +184,12 @@ class Devices:
     def _fits(
         self,
         specs: Sequence[ClaimSpec],
-        devices: Sequence[_Candidate],
+        devices: Sequence[DraDevice],
         taken: Sequence[AllocatedDevice],
     ) -> bool:
-        room = _Room(self._counters, self._device_of, taken)
+        room = _Room(self._counters, self._by_id, taken)
         for spec in specs:
-            allowed: Iterable[Sequence[_Candidate]] = [devices]
+            allowed = [devices]
             if spec.matched_attributes:
                 allowed = _group_by_attributes(spec.matched_attributes, devices)
             if not any(self._allocate(spec, group, room) for group in allowed):
@@ -231,52 +197,54 @@ class Devices:
 
         return True
 
-    def _allocate(self, spec: ClaimSpec, devices: Sequence[_Candidate], room: _Room) -> bool:
+    def _allocate(self, spec: ClaimSpec, devices: Sequence[DraDevice], room: _Room) -> bool:
         """Takes the devices of a claim from `room`. If they do not suffice, takes nothing."""
         trial = room.copy()
-        found = [self._find_alternatives(request, devices) for request in spec.requests]
-        found.sort(key=_count_candidates)
-        for alternatives in found:
-            if not any(trial.take(request, choice) for request, choice in alternatives):
+        found = []
+        for alternatives in spec.requests:
+            found.append(self._list_choices(alternatives, devices))
+
+        # The number of devices of the alternative with fewest.
+        found.sort(key=lambda choices: min(len(choice.devices) for choice in choices))
+        for choices in found:
+            if not any(trial.take(choice) for choice in choices):
                 return False
 
         room.become(trial)
         return True
 
-    def _find_alternatives(
-        self, alternatives: Sequence[DeviceRequest], devices: Sequence[_Candidate]
-    ) -> _Alternatives:
-        found = []
-        for request in alternatives:
-            candidates = self._find(request, devices) or []
-            found.append((request, candidates))
-        return found
+    def _list_choices(
+        self, alternatives: Iterable[DeviceRequest], devices: Sequence[DraDevice]
+    ) -> list[_Choice]:
+        return [_Choice(request, self._find(request, devices) or []) for request in alternatives]
 
 
-def _count_candidates(alternatives: _Alternatives) -> int:
-    """Returns the number of devices of the alternative with fewest."""
-    return min(len(candidates) for _, candidates in alternatives)
-
-
-def _select_taken(taken: Taken, devices: Iterable[_Candidate]) -> list[AllocatedDevice]:
+def _select_taken(taken: Taken, devices: Iterable[DraDevice]) -> list[AllocatedDevice]:
     selected: list[AllocatedDevice] = []
-    for candidate in devices:
-        selected += taken.get(candidate.id, ())
+    for device in devices:
+        selected += taken.get(device.id, ())
     return selected
 
 
 def _group_by_attributes(
-    names: Sequence[str], devices: Iterable[_Candidate]
-) -> list[list[_Candidate]]:
-    groups: dict[tuple[object, ...], list[_Candidate]] = defaultdict(list)
-    for candidate in devices:
-        attributes = dict(candidate.device.attributes)
-        values = tuple(attributes.get(name) for name in names)
+    names: Sequence[str], devices: Iterable[DraDevice]
+) -> list[Sequence[DraDevice]]:
+    groups: dict[tuple[object, ...], list[DraDevice]] = defaultdict(list)
+    for device in devices:
+        values = tuple(map(device.attributes.get, names))
         if None not in values:
-            groups[values].append(candidate)
+            groups[values].append(device)
 
-    tried = list(groups.values())
+    tried: list[Sequence[DraDevice]] = list(groups.values())
     return tried[:_MAX_TRIES]
+
+
+def _list_counters(
+    driver: str, pool: str, uses: Iterable[CounterUse]
+) -> Iterator[tuple[_CounterKey, Fraction]]:
+    for use in uses:
+        for name, amount in use.amounts:
+            yield (driver, pool, use.counter_set, name), amount
 
 
 class _Room:
@@ -284,22 +252,22 @@ class _Room:
 
     def __init__(
         self,
-        counters: _Amounts,
-        device_of: Mapping[DeviceId, DraDevice],
+        counters: Mapping[_CounterKey, Fraction],
+        by_id: Mapping[DeviceId, DraDevice],
         taken: Iterable[AllocatedDevice],
     ) -> None:
-        self._counters = counters  # amounts that the pools have
-        self._used_counters: _Amounts = {}
+        self._counters = counters  # what the pools have
+        self._used_counters: dict[_CounterKey, Fraction] = defaultdict(Fraction)
         self._whole: set[DeviceId] = set()
-        self._consumed: dict[tuple[DeviceId, str], Fraction] = {}
+        self._consumed: dict[tuple[DeviceId, str], Fraction] = defaultdict(Fraction)
         for each in taken:
             if each.is_shared:
                 self._consume(each.device, each.consumed)
                 continue
             self._whole.add(each.device)
-            device = device_of.get(each.device)
+            device = by_id.get(each.device)
             if device is not None:
-                self._use_counters(each.device, device.counters)
+                self._use_counters(device)
 
     def copy(self) -> _Room:
         other = _Room(self._counters, {}, ())
@@ -307,69 +275,56 @@ class _Room:
         return other
 
     def become(self, other: _Room) -> None:
-        self._used_counters = dict(other._used_counters)
-        self._whole = set(other._whole)
-        self._consumed = dict(other._consumed)
+        self._used_counters = other._used_counters.copy()
+        self._whole = other._whole.copy()
+        self._consumed = other._consumed.copy()
 
-    def take(self, request: DeviceRequest, candidates: Sequence[_Candidate]) -> bool:
-        wanted = len(candidates) if request.wants_all else request.number
-        if not wanted or len(candidates) < wanted:
+    def take(self, choice: _Choice) -> bool:
+        request = choice.request
+        wanted = len(choice.devices) if request.wants_all else request.number
+        if not wanted or len(choice.devices) < wanted:
             return False
 
-        for candidate in candidates:
+        for device in choice.devices:
             if not wanted:
                 break
-            if self.take_one(request, candidate):
+            if self.take_one(request, device):
                 wanted -= 1
             elif request.wants_all:
                 return False
 
         return not wanted
 
-    def take_one(self, request: DeviceRequest, candidate: _Candidate) -> bool:
-        device = candidate.device
-        if candidate.id in self._whole or not self._has_counters(candidate):
+    def take_one(self, request: DeviceRequest, device: DraDevice) -> bool:
+        if device.id in self._whole or not self._has_counters(device):
             return False
 
         if not device.is_shared:
-            self._whole.add(candidate.id)
-            self._use_counters(candidate.id, device.counters)
+            self._whole.add(device.id)
+            self._use_counters(device)
             return True
 
-        none = Fraction(0)
-        capacities = dict(device.capacity)
         amounts = _find_amounts(request, device)
         for name, amount in amounts:
-            consumed = self._consumed.get((candidate.id, name), none)
-            if consumed + amount > capacities.get(name, none):
+            if self._consumed[device.id, name] + amount > device.capacity.get(name, _NONE):
                 return False
 
-        self._consume(candidate.id, amounts)
+        self._consume(device.id, amounts)
         return True
 
-    def _has_counters(self, candidate: _Candidate) -> bool:
-        driver, pool, _ = candidate.id
-        for use in candidate.device.counters:
-            for name, amount in use.amounts:
-                key = driver, pool, use.counter_set, name
-                used = self._used_counters.get(key, Fraction(0))
-                if used + amount > self._counters.get(key, Fraction(0)):
-                    return False
-
+    def _has_counters(self, device: DraDevice) -> bool:
+        for key, amount in _list_counters(device.driver, device.pool, device.counters):
+            if self._used_counters[key] + amount > self._counters.get(key, _NONE):
+                return False
         return True
 
-    def _use_counters(self, device: DeviceId, uses: Iterable[CounterUse]) -> None:
-        driver, pool, _ = device
-        for use in uses:
-            for name, amount in use.amounts:
-                key = driver, pool, use.counter_set, name
-                used = self._used_counters.get(key, Fraction(0))
-                self._used_counters[key] = used + amount
+    def _use_counters(self, device: DraDevice) -> None:
+        for key, amount in _list_counters(device.driver, device.pool, device.counters):
+            self._used_counters[key] += amount
 
     def _consume(self, device: DeviceId, amounts: Iterable[tuple[str, Fraction]]) -> None:
         for name, amount in amounts:
-            consumed = self._consumed.get((device, name), Fraction(0))
-            self._consumed[device, name] = consumed + amount
+            self._consumed[device, name] += amount
 
 
 def _find_amounts(request: DeviceRequest, device: DraDevice) -> list[tuple[str, Fraction]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from operator import attrgetter
 from sys import intern
@@ -21,7 +21,6 @@ from podgpu.pending.selectors import (
     parse_tolerations,
 )
 
-_ALL = "All"
 DeviceId = tuple[str, str, str]
 """Driver, pool and name."""
 Quantities = tuple[tuple[str, Fraction], ...]
@@ -85,16 +84,24 @@ class CounterUse(NamedTuple):
     amounts: Quantities
 
 
-class DraDevice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DraDevice:
+    driver: str
+    pool: str
     name: str
-    attributes: tuple[tuple[str, Any], ...] = ()  # `domain/name` and value
-    capacity: Quantities = ()  # `domain/name` and amount
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # by `domain/name`
+    capacity: Mapping[str, Fraction] = field(default_factory=dict)  # by `domain/name`
     is_shared: bool = False
     default_capacity: Quantities = ()  # what a claim takes that requests none
     counters: tuple[CounterUse, ...] = ()
     taints: tuple[Taint, ...] = ()
-    node: str = ""  # set only if the devices of its slice belong to several nodes
+    node: str = ""  # empty if it can be used on the nodes that both selectors accept
+    slice_selector: NodeSelector = ANY_NODE
     node_selector: NodeSelector = ANY_NODE
+
+    @property
+    def id(self) -> DeviceId:
+        return self.driver, self.pool, self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +110,6 @@ class SliceRecord:
     driver: str
     pool: str
     generation: int
-    node: str = ""
-    node_selector: NodeSelector = ANY_NODE
     devices: tuple[DraDevice, ...] = ()
     counter_sets: tuple[CounterUse, ...] = ()  # the amounts that its GPUs have
 
@@ -170,79 +175,79 @@ def _parse_request(body: KubeObject) -> Iterator[DeviceRequest]:
         if exact.get("adminAccess"):
             continue
 
-        selectors = []
-        for selector in read_list(exact, "selectors"):
-            expression = read_map(selector, "cel").get("expression") or ""
-            selectors.append(expression)
-
         tolerations = read_list(exact, "tolerations")
         capacity = read_map(read_map(exact, "capacity"), "requests")
         yield DeviceRequest(
             name=body["name"],
             device_class=exact.get("deviceClassName") or "",
-            selectors=tuple(selectors),
+            selectors=_parse_expressions(exact),
             number=exact.get("count") or 1,
-            wants_all=exact.get("allocationMode") == _ALL,
+            wants_all=exact.get("allocationMode") == "All",
             tolerations=parse_tolerations(tolerations),
-            capacity=_parse_quantities(capacity, ""),
+            capacity=_parse_quantities(capacity),
         )
+
+
+def _parse_expressions(body: KubeObject) -> tuple[str, ...]:
+    expressions = []
+    for selector in read_list(body, "selectors"):
+        cel = read_map(selector, "cel")
+        expressions.append(cel.get("expression") or "")
+    return tuple(expressions)
 
 
 def parse_device_class(body: KubeObject) -> DeviceClassRecord:
     spec = read_map(body, "spec")
-    selectors = []
-    for selector in read_list(spec, "selectors"):
-        selectors.append(read_map(selector, "cel").get("expression") or "")
-    name = body["metadata"]["name"]
-    return DeviceClassRecord(name, tuple(selectors), spec.get("extendedResourceName") or "")
+    resource = spec.get("extendedResourceName") or ""
+    return DeviceClassRecord(body["metadata"]["name"], _parse_expressions(spec), resource)
 
 
 def parse_slice_record(body: KubeObject) -> SliceRecord:
     spec = body["spec"]
-    driver = intern(spec["driver"])
     pool = spec["pool"]
-    devices = [_parse_device(device, driver) for device in read_list(spec, "devices")]
-    counter_sets = []
-    for counter_set in read_list(spec, "sharedCounters"):
-        amounts = _parse_quantities(read_map(counter_set, "counters"), "")
-        counter_sets.append(CounterUse(counter_set["name"], amounts))
+    devices = [_parse_device(device, spec) for device in read_list(spec, "devices")]
+    counter_sets = [_parse_counters(each, "name") for each in read_list(spec, "sharedCounters")]
 
     return SliceRecord(
         name=body["metadata"]["name"],
-        driver=driver,
+        driver=intern(spec["driver"]),
         pool=intern(pool["name"]),
         generation=pool.get("generation") or 0,
-        node=intern(spec.get("nodeName") or ""),
-        node_selector=parse_selector(spec.get("nodeSelector")),
         devices=tuple(devices),
         counter_sets=tuple(counter_sets),
     )
 
 
-def _parse_device(body: KubeObject, driver: str) -> DraDevice:
-    device = body.get("basic") or body  # v1beta1 nests the fields
-    attributes = []
-    for name, value in sorted(read_map(device, "attributes").items()):
-        known = next(iter(value.values()), None)
-        attributes.append((_qualify(name, driver), known))
+def _parse_counters(body: KubeObject, name: str) -> CounterUse:
+    counters = read_map(body, "counters")
+    return CounterUse(body[name], _parse_quantities(counters))
 
-    counters = []
-    for use in read_list(device, "consumesCounters"):
-        amounts = _parse_quantities(read_map(use, "counters"), "")
-        counters.append(CounterUse(use["counterSet"], amounts))
+
+def _parse_device(body: KubeObject, of_slice: KubeObject) -> DraDevice:
+    """`of_slice`: the spec of its ResourceSlice."""
+    device = body.get("basic") or body  # v1beta1 nests the fields
+    driver = intern(of_slice["driver"])
+    attributes = {}
+    for name, value in read_map(device, "attributes").items():
+        attributes[_qualify(name, driver)] = next(iter(value.values()), None)
 
     capacity = read_map(device, "capacity")
+    node = of_slice.get("nodeName") or device.get("nodeName") or ""
+    counters = [_parse_counters(use, "counterSet") for use in read_list(device, "consumesCounters")]
     taints = read_list(device, "taints")
 
     return DraDevice(
+        driver=driver,
+        pool=intern(of_slice["pool"]["name"]),
         name=intern(body["name"]),
-        attributes=tuple(attributes),
-        capacity=_parse_quantities(capacity, driver),
+        attributes=attributes,
+        capacity=dict(_parse_quantities(capacity, driver)),
         is_shared=bool(device.get("allowMultipleAllocations")),
         default_capacity=_parse_defaults(capacity, driver),
         counters=tuple(counters),
         taints=parse_taints(taints),
-        node=device.get("nodeName") or "",
+        node=intern(node),
+        slice_selector=parse_selector(of_slice.get("nodeSelector")),
         node_selector=parse_selector(device.get("nodeSelector")),
     )
 
@@ -251,18 +256,23 @@ def _parse_defaults(capacity: KubeObject, driver: str) -> Quantities:
     """Returns what a request without amounts takes: the default of the policy, or everything."""
     amounts = []
     for name, entry in sorted(capacity.items()):
-        default = read_map(entry, "requestPolicy").get("default")
-        amount = parse_quantity(str(default if default is not None else entry["value"]))
-        amounts.append((_qualify(name, driver), amount))
+        amount = read_map(entry, "requestPolicy").get("default")
+        if amount is None:
+            amount = entry["value"]
+        name = _qualify(name, driver)
+        amounts.append((name, parse_quantity(str(amount))))
     return tuple(amounts)
 
 
-def _parse_quantities(amounts: Mapping[str, Any], domain: str) -> Quantities:
-    parsed = []
-    for name, entry in sorted(amounts.items()):
-        value = entry["value"] if isinstance(entry, dict) else entry
-        parsed.append((_qualify(name, domain), parse_quantity(str(value))))
-    return tuple(parsed)
+def _parse_quantities(amounts: Mapping[str, Any], domain: str = "") -> Quantities:
+    """The amounts are quantities, or objects with a field `value`."""
+    quantities = []
+    for name, amount in sorted(amounts.items()):
+        if isinstance(amount, dict):
+            amount = amount["value"]
+        name = _qualify(name, domain)
+        quantities.append((name, parse_quantity(str(amount))))
+    return tuple(quantities)
 
 
 def _qualify(name: str, domain: str) -> str:
@@ -275,14 +285,9 @@ def _qualify(name: str, domain: str) -> str:
 def newest_slices(slices: Iterable[SliceRecord]) -> list[SliceRecord]:
     """Returns the slices of the newest generation of each pool."""
     every = sorted(slices, key=attrgetter("name"))
-    newest: dict[tuple[str, str], int] = {}
+    generations: dict[tuple[str, str], int] = {}
     for each in every:
         pool = each.driver, each.pool
-        newest[pool] = max(each.generation, newest.get(pool, 0))
+        generations[pool] = max(each.generation, generations.get(pool, 0))
 
-    selected = []
-    for each in every:
-        if each.generation == newest[each.driver, each.pool]:
-            selected.append(each)
-
-    return selected
+    return [each for each in every if each.generation == generations[each.driver, each.pool]]

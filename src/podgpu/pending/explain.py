@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from podgpu.kube.objects import is_gpu_resource
 from podgpu.model import MIB, PodName, group_by_key
-from podgpu.pending.cluster_index import ClusterIndex, FreeGpus, count_devices, list_free
+from podgpu.pending.cluster_index import ClusterIndex, FreeGpus, list_drivers, list_free
 from podgpu.pending.cluster_objects import (
     DEFAULT_SCHEDULER,
     MILLI,
@@ -21,6 +21,7 @@ from podgpu.pending.cluster_objects import (
     PendingPod,
     PodNeeds,
 )
+from podgpu.pending.device_supply import Supply
 from podgpu.pending.dra_objects import ClaimSpec, DeviceClassRecord
 from podgpu.pending.idle_pods import IdlePod
 from podgpu.pending.node_checks import (
@@ -313,7 +314,7 @@ class Explainer:
         is_unknown = False
         taken = self.cluster.devices.taken
         for candidate in self.cluster.candidates:
-            check = check_node(self.cluster, wish, pod, candidate, candidate.usage, taken)
+            check = check_node(self.cluster, wish, pod, candidate, taken)
             is_unknown = is_unknown or check.is_unknown
             lacking = [name for name, supply in check.supplies.items() if not supply.total]
             if lacking:
@@ -344,7 +345,7 @@ class Explainer:
         offered: set[str] = set()
         for candidate in self.cluster.candidates:
             offered.update(filter(is_gpu_resource, candidate.node.allocatable))
-            offered.update(count_devices(self.cluster, candidate.node))
+            offered.update(list_drivers(self.cluster, candidate.node))
 
         resources = cut_names(sorted(offered))
         selectors = cut_names(_list_expressions(wish.specs))
@@ -455,26 +456,14 @@ def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reaso
     )
 
 
-class _NodeSupply(NamedTuple):
-    """How much of a resource the pod needs, and what a node has of it."""
-
-    needed: float
-    total: float
-    free: float
-
-
-def _find_supply(wish: Wish, check: Check, resource: str) -> _NodeSupply:
+def _find_supply(wish: Wish, check: Check, resource: str) -> Supply:
     supply = check.supplies.get(resource)
     if supply is not None:
-        return _NodeSupply(supply.needed, supply.total, supply.free)
+        return supply
 
     needs = dict(wish.needs.amounts)
     needs[POD_SLOTS] = MILLI
-    needed = needs.get(resource, 0)
-    total = check.candidate.node.allocatable.get(resource, 0)
-    used = check.candidate.usage.amounts[resource]
-    free = max(0, total - used)
-    return _NodeSupply(needed / MILLI, total / MILLI, free / MILLI)
+    return check.candidate.measure(resource, needs.get(resource, 0))
 
 
 def _list_names(key: str, wish: Wish, checks: Sequence[Check]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from podgpu.pending.cluster_index import CandidateNode, ClusterIndex, Usage
+from podgpu.pending.cluster_index import CandidateNode, ClusterIndex
 from podgpu.pending.cluster_objects import (
     MILLI,
     POD_SLOTS,
@@ -64,19 +64,17 @@ def check_node(
     wish: Wish,
     pod: PendingPod,
     candidate: CandidateNode,
-    usage: Usage,
     taken: Taken,
 ) -> Check:
-    node = candidate.node
-    supplies = _list_supplies(cluster, wish, node, usage, taken)
+    """`taken`: what claims have of the devices."""
+    supplies = _list_supplies(cluster, wish, candidate, taken)
     is_unknown = any(supply.is_unknown for supply in supplies.values())
     if not all(supply.total for supply in supplies.values()):
         return Check(candidate, (), supplies, is_unknown)
 
-    failures = list(_list_fixed(wish, node, supplies))
-    failures += _list_busy(wish, node, usage, supplies)
-    is_busy = any(failure.key in ("in_use", "other_in_use") for failure in failures)
-    if not is_busy and _is_kept(cluster, wish, pod, candidate, usage, taken):
+    busy = list(_list_busy(wish, candidate, supplies))
+    failures = [*_list_fixed(wish, candidate.node, supplies), *busy]
+    if not busy and _is_kept(cluster, wish, pod, candidate, taken):
         resource = next(iter(supplies))
         failures.append(Failure("nominated", resource))
 
@@ -87,33 +85,23 @@ def check_node(
 def _list_supplies(
     cluster: ClusterIndex,
     wish: Wish,
-    node: NodeRecord,
-    usage: Usage,
+    candidate: CandidateNode,
     taken: Taken,
 ) -> dict[str, Supply]:
+    node = candidate.node
     supplies = {}
     specs = list(wish.specs)
     for name, milli in wish.gpus:
-        total = node.allocatable.get(name, 0)
-        if not total and name in cluster.extended:
+        if name in cluster.extended and not node.allocatable.get(name):
             request = DeviceRequest(name, cluster.extended[name], number=milli // MILLI)
             specs.append(ClaimSpec(((request,),)))
-            continue
-
-        free = total - usage.amounts[name]
-        supplies[name] = Supply(
-            needed=milli / MILLI,
-            total=total / MILLI,
-            free=max(0, free) / MILLI,
-            fits_empty=milli <= total,
-            fits=milli <= free,
-        )
+        else:
+            supplies[name] = candidate.measure(name, milli)
 
     if wish.needs.share is not None:
-        supplies[SHARE_RESOURCE] = _find_share(wish.needs.share, node, usage)
+        supplies[SHARE_RESOURCE] = _measure_share(wish.needs.share, candidate)
     if specs:
-        name = _name_specs(specs)
-        supplies[name] = cluster.devices.supply(specs, node.name, node.labels, taken)
+        supplies[_name_specs(specs)] = cluster.devices.supply(specs, node, taken)
     if not supplies:
         # All its claims have devices already.
         supplies[_name_places(wish)] = Supply(1, 1, 1, fits_empty=True, fits=True)
@@ -126,7 +114,6 @@ def _is_kept(
     wish: Wish,
     pod: PendingPod,
     candidate: CandidateNode,
-    usage: Usage,
     taken: Taken,
 ) -> bool:
     """Returns True if preempting pods need the rest of the node."""
@@ -139,13 +126,12 @@ def _is_kept(
     if not preempting:
         return False
 
-    later = usage.copy()
+    later = CandidateNode(candidate.node, candidate.pods)
     for other in preempting:
-        later.add_amounts(other.needs.amounts)
+        later.reserve(other.needs.amounts)
 
-    supplies = _list_supplies(cluster, wish, candidate.node, later, taken)
-    lacking = list(_list_busy(wish, candidate.node, later, supplies))
-    return bool(lacking)
+    supplies = _list_supplies(cluster, wish, later, taken)
+    return any(_list_busy(wish, later, supplies))
 
 
 def _name_specs(specs: Iterable[ClaimSpec]) -> str:
@@ -161,15 +147,15 @@ def _name_places(wish: Wish) -> str:
     return "devices"
 
 
-def _find_share(share: GpuShare, node: NodeRecord, usage: Usage) -> Supply:
+def _measure_share(share: GpuShare, candidate: CandidateNode) -> Supply:
     """Each group of KAI is one GPU. Its reservation pod requests the whole GPU."""
-    total = node.allocatable.get(GPU_RESOURCE, 0) // MILLI
-    used_gpus = usage.amounts[GPU_RESOURCE] // MILLI
+    total = candidate.node.allocatable.get(GPU_RESOURCE, 0) // MILLI
+    used_gpus = candidate.used[GPU_RESOURCE] // MILLI
     whole = max(0, total - used_gpus)
-    rooms = [1.0 - used for used in usage.groups.values()]
+    rooms = [1.0 - used for used in candidate.used_groups.values()]
     rooms += [1.0] * whole
 
-    each = share.on(node)
+    each = share.on(candidate.node)
     fitting = [room for room in rooms if room >= each - 1e-9]
 
     return Supply(
@@ -221,7 +207,7 @@ def select_own_taints(taints: Iterable[Taint]) -> list[Taint]:
 
 
 def _list_busy(
-    wish: Wish, node: NodeRecord, usage: Usage, supplies: Mapping[str, Supply]
+    wish: Wish, candidate: CandidateNode, supplies: Mapping[str, Supply]
 ) -> Iterator[Failure]:
     """Yields what other pods have of the node, so that not enough is left."""
     for name, supply in supplies.items():
@@ -229,7 +215,6 @@ def _list_busy(
             yield Failure("in_use", name)
 
     for name, milli in (*wish.others, (POD_SLOTS, MILLI)):
-        total = node.allocatable.get(name, 0)
-        used = usage.amounts[name]
-        if milli <= total < milli + used:
+        total = candidate.node.allocatable.get(name, 0)
+        if milli <= total < milli + candidate.used[name]:
             yield Failure("other_in_use", name)

@@ -11,6 +11,7 @@ from msgspec.structs import asdict, replace
 from podgpu.errors import UsageError
 from podgpu.known import select_known
 from podgpu.model import WorkloadOwner, group_by_key
+from podgpu.pending.cluster_index import FreeGpus
 from podgpu.pending.cluster_objects import PendingPod
 from podgpu.pending.explain import Explanation, Need, QueueState
 from podgpu.pending.idle_pods import IdlePod
@@ -88,16 +89,6 @@ class QueueGroup(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     unblock: list[UnblockView] = []
 
 
-class FreeView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    resource: str
-    model: str = ""
-    total: float
-    free: float
-    largest: float
-    nodes: int
-    closed: float = 0.0
-
-
 class QueueAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     """`/api/v1/queue`."""
 
@@ -110,7 +101,7 @@ class QueueAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     gpus: float = 0.0
     hidden_pods: int = 0  # of namespaces that the user may not see
     hidden_gpus: float = 0.0
-    free: list[FreeView] = []
+    free: list[FreeGpus] = []
     groups: list[QueueGroup] = []  # the longest waiting first
     omitted_groups: int = 0
     omitted_pods: int = 0
@@ -170,7 +161,7 @@ def make_queue(
         gpus=_sum_gpus(counted),
         hidden_pods=_count_pods(counted_hidden),
         hidden_gpus=_sum_gpus(counted_hidden),
-        free=[FreeView(**row._asdict()) for row in snapshot.queue.free],
+        free=snapshot.queue.free,
         groups=groups[:_MAX_GROUPS],
         omitted_groups=len(omitted),
         omitted_pods=sum(group.pods for group in omitted),

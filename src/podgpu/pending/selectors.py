@@ -40,19 +40,8 @@ class Requirement(NamedTuple):
         if self.operator == "DoesNotExist":
             return value is None
 
-        return self._compares(value)
-
-    def _compares(self, value: str | None) -> bool:
-        if value is None or self.operator not in ("Gt", "Lt"):
-            return False
-
-        try:
-            number = int(value)
-            limit = int(self.values[0])
-        except (ValueError, IndexError):
-            return False
-
-        return number > limit if self.operator == "Gt" else number < limit
+        limit = next(iter(self.values), "")
+        return _compares(self.operator, value or "", limit)
 
     @property
     def text(self) -> str:
@@ -66,6 +55,19 @@ class Requirement(NamedTuple):
             words.append(f"({values})")
 
         return " ".join(filter(None, words))
+
+
+def _compares(operator: str, value: str, limit: str) -> bool:
+    """Returns False if one of the texts is not a number."""
+    try:
+        number = int(value)
+        least = int(limit)
+    except ValueError:
+        return False
+
+    if operator == "Gt":
+        return number > least
+    return operator == "Lt" and number < least
 
 
 Term = tuple[Requirement, ...]
@@ -178,17 +180,9 @@ class Toleration(NamedTuple):
         if self.operator == "Exists":
             return True
         if self.operator in ("Gt", "Lt"):
-            return self._compares(taint)
+            return _compares(self.operator, taint.value, self.value)
 
         return bool(self.key) and self.value == taint.value
-
-    def _compares(self, taint: Taint) -> bool:
-        try:
-            number = int(taint.value)
-            limit = int(self.value)
-        except ValueError:
-            return False
-        return number > limit if self.operator == "Gt" else number < limit
 
 
 def parse_taints(entries: Iterable[KubeObject]) -> tuple[Taint, ...]:

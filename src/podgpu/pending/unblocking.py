@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from podgpu.model import PodName
-from podgpu.pending.cluster_index import CandidateNode, ClusterIndex, Usage
+from podgpu.pending.cluster_index import CandidateNode, ClusterIndex
 from podgpu.pending.cluster_objects import BoundPod, PendingPod
 from podgpu.pending.device_supply import Taken
 from podgpu.pending.idle_pods import IdlePod
@@ -69,10 +69,9 @@ class UnblockingSearch:
         self, wish: Wish, pod: PendingPod, candidate: CandidateNode, ended: Sequence[BoundPod]
     ) -> bool:
         uids = {each.uid for each in ended}
-        taken = self._take_back(uids)
-        left = [each for each in candidate.pods if each.uid not in uids]
-        usage = Usage.of(candidate.node, left)
-        check = check_node(self.cluster, wish, pod, candidate, usage, taken)
+        remaining = [each for each in candidate.pods if each.uid not in uids]
+        later = CandidateNode(candidate.node, remaining)
+        check = check_node(self.cluster, wish, pod, later, self._take_back(uids))
         return not check.failures
 
     def _take_back(self, uids: set[str]) -> Taken:
@@ -84,7 +83,7 @@ class UnblockingSearch:
                 if not uids.issuperset(claim.users):
                     continue
                 for held in claim.devices:
-                    rest = [each for each in taken[held.device] if each is not held]
-                    taken[held.device] = rest
+                    held_by_all = taken[held.device]
+                    taken[held.device] = [each for each in held_by_all if each is not held]
 
         return taken
