@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from sys import intern
@@ -248,40 +248,44 @@ def parse_pod_state(body: KubeObject) -> PodState | None:
 def _parse_pending(
     metadata: KubeObject, spec: KubeObject, status: KubeObject, needs: PodNeeds
 ) -> PendingPod:
-    owned = parse_owner({"metadata": metadata})
-    owner = None
-    if owned is not None:
-        _, owner = owned
-
     scheduled: KubeObject = {}
     for condition in read_list(status, "conditions"):
         if condition.get("type") == "PodScheduled":
             scheduled = condition
 
-    message = " ".join((scheduled.get("message") or "").split())
-
-    created = datetime.fromisoformat(metadata["creationTimestamp"])
     gates = [gate["name"] for gate in read_list(spec, "schedulingGates")]
     waiting = sorted(_list_waiting(status))
     labels = read_map(metadata, "labels")
 
-    return PendingPod(
-        namespace=intern(metadata["namespace"]),
-        name=metadata["name"],
-        uid=metadata["uid"],
-        created=created.timestamp(),
-        needs=needs,
-        owner=owner,
+    return replace(
+        make_pod(metadata, needs, scheduled.get("message") or ""),
         owner_uid=_find_controller(metadata),
         claims=tuple(_parse_claims(spec, status)),
         gates=tuple(gates),
         nominated_node=intern(status.get("nominatedNodeName") or ""),
         is_seen=bool(scheduled),
-        message=message[:_MAX_MESSAGE],
         node=intern(spec.get("nodeName") or ""),
         waiting=tuple(waiting),
         workload=labels.get("kueue.x-k8s.io/pod-group-name", ""),
         kai_queue=labels.get("kai.scheduler/queue") or labels.get("runai/queue", ""),
+    )
+
+
+def make_pod(metadata: KubeObject, needs: PodNeeds, message: str) -> PendingPod:
+    """Returns a pod, or an object that stands for pods, with what its metadata say."""
+    owner = None
+    owned = parse_owner({"metadata": metadata})
+    if owned is not None:
+        _, owner = owned
+
+    return PendingPod(
+        namespace=intern(metadata["namespace"]),
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+        needs=needs,
+        owner=owner,
+        message=" ".join(message.split())[:_MAX_MESSAGE],
     )
 
 
@@ -336,7 +340,7 @@ def parse_needs(metadata: KubeObject, spec: KubeObject) -> PodNeeds:
         priority=spec.get("priority") or 0,
         never_preempts=spec.get("preemptionPolicy") == "Never",
         scheduler=intern(scheduler),
-        unchecked=tuple(_list_unchecked(spec)),
+        unchecked=tuple(dict.fromkeys(_list_unchecked(spec))),
     )
 
 
@@ -402,25 +406,21 @@ def _parse_groups(labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _list_unchecked(spec: KubeObject) -> Iterator[str]:
+    """Yields keys of `reasons.UNCHECKED`, with repetitions."""
     affinity = read_map(spec, "affinity")
     for kind in ("podAffinity", "podAntiAffinity"):
         if read_list(read_map(affinity, kind), "requiredDuringSchedulingIgnoredDuringExecution"):
             yield "pod_affinity"
-            break
 
     for constraint in read_list(spec, "topologySpreadConstraints"):
         if constraint.get("whenUnsatisfiable") != "ScheduleAnyway":
             yield "topology_spread"
-            break
 
-    if any(
-        "persistentVolumeClaim" in each or "ephemeral" in each
-        for each in read_list(spec, "volumes")
-    ):
-        yield "volumes"
+    for volume in read_list(spec, "volumes"):
+        if "persistentVolumeClaim" in volume or "ephemeral" in volume:
+            yield "volumes"
 
     for container in read_list(spec, "containers"):
-        ports = read_list(container, "ports")
-        if any(port.get("hostPort") for port in ports):
-            yield "host_ports"
-            break
+        for port in read_list(container, "ports"):
+            if port.get("hostPort"):
+                yield "host_ports"

@@ -242,34 +242,25 @@ class Explainer:
         for workload in self.cluster.quotas.workloads:
             if id(workload) in existing:
                 continue
-            if workload.kind == KUEUE_KIND:
+            pod = workload.pod
+            if pod.kind == KUEUE_KIND:
                 yield self._hold(workload, self._explain_workload(workload))
                 continue
 
-            quotas = self.cluster.quotas.list_of_namespace(workload.namespace)
-            shortage = find_shortage(quotas, workload.needs.amounts)
+            quotas = self.cluster.quotas.list_of_namespace(pod.namespace)
+            shortage = find_shortage(quotas, pod.needs.amounts)
             # Without a shortage, its controller is about to create the pods.
             if shortage is not None:
                 yield self._hold(workload, _make_quota_reason(shortage))
 
     def _hold(self, workload: HeldWorkload, reason: Reason) -> Explanation:
-        pod = PendingPod(
-            namespace=workload.namespace,
-            name=workload.name,
-            uid=workload.uid,
-            created=workload.created,
-            needs=workload.needs,
-            owner=workload.owner,
-            message=workload.message,
-            kind=workload.kind,
-            count=workload.pods,
-        )
         gpus = 0.0
         for name, milli in workload.total:
             if is_gpu_resource(name) and _counts_gpus(name):
                 gpus += milli / MILLI
 
-        return Explanation(pod, gpus, tuple(self._list_needs(pod)), (reason,))
+        needs = tuple(self._list_needs(workload.pod))
+        return Explanation(workload.pod, gpus, needs, (reason,))
 
     def _make_wish(self, pod: PendingPod) -> Wish:
         specs = []

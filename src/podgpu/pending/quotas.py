@@ -7,22 +7,22 @@ StatefulSet stands for them in the queue (`HeldWorkload`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from podgpu.kube.objects import KubeObject, is_gpu_resource, parse_owner, read_list, read_map
-from podgpu.model import PodName, WorkloadOwner
+from podgpu.kube.objects import KubeObject, is_gpu_resource, read_list, read_map
+from podgpu.model import PodName
 from podgpu.pending.cluster_objects import (
     MILLI,
     Amounts,
+    PendingPod,
     PodNeeds,
+    make_pod,
     parse_milli,
     parse_needs,
 )
 
 KUEUE_KIND = "Workload"
-_MAX_MESSAGE = 600
 _REQUEST_PREFIX = "requests."
 _UNLIMITED = -1
 
@@ -63,20 +63,12 @@ class LocalQueue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeldWorkload:
-    """Stands for pods that may not exist yet."""
+    """An object that stands for pods that may not exist yet."""
 
-    kind: str
-    namespace: str
-    name: str
-    uid: str
-    created: float
-    pods: int
-    needs: PodNeeds  # of one pod: the first kind of pods that requests GPUs
+    pod: PendingPod  # with the needs of the first kind of its pods that requests GPUs
     total: Amounts  # of all its pods
-    owner: WorkloadOwner | None = None
     owner_uids: tuple[str, ...] = ()
     queue: str = ""  # a LocalQueue of Kueue
-    message: str = ""
 
 
 # Kueue
@@ -106,7 +98,7 @@ def parse_kueue_workload(body: KubeObject) -> HeldWorkload | None:
         metadata,
         pod_sets,
         queue=spec.get("queueName") or "",
-        message=" ".join(message.split())[:_MAX_MESSAGE],
+        message=message,
     )
 
 
@@ -132,28 +124,9 @@ def _make_workload(
     if first is None:
         return None
 
-    owner = None
-    owned = parse_owner({"metadata": metadata})
-    if owned is not None:
-        _, owner = owned
-
     owner_uids = [each["uid"] for each in read_list(metadata, "ownerReferences")]
-    created = datetime.fromisoformat(metadata["creationTimestamp"])
-
-    return HeldWorkload(
-        kind=kind,
-        namespace=metadata["namespace"],
-        name=metadata["name"],
-        uid=metadata["uid"],
-        created=created.timestamp(),
-        pods=pods,
-        needs=first,
-        total=tuple(sorted(total.items())),
-        owner=owner,
-        owner_uids=tuple(owner_uids),
-        queue=queue,
-        message=message,
-    )
+    pod = replace(make_pod(metadata, first, message), kind=kind, count=pods)
+    return HeldWorkload(pod, tuple(sorted(total.items())), tuple(owner_uids), queue)
 
 
 def parse_cluster_queue(body: KubeObject) -> QuotaHolder:
@@ -165,10 +138,7 @@ def parse_cluster_queue(body: KubeObject) -> QuotaHolder:
 
     used: dict[str, int] = {}
     _add_amounts(used, read_list(status, "flavorsReservation"), "total")
-    quotas = []
-    for name, limit in limits.items():
-        quotas.append(QuotaRecord(name, limit, used.get(name, 0)))
-
+    quotas = [QuotaRecord(name, limit, used.get(name, 0)) for name, limit in limits.items()]
     return QuotaHolder("ClusterQueue", body["metadata"]["name"], quotas=tuple(quotas))
 
 
@@ -220,10 +190,10 @@ def parse_resource_quota(body: KubeObject) -> QuotaHolder | None:
     quotas = []
     for name, text in read_map(status, "hard").items():
         if name.startswith(_REQUEST_PREFIX):
+            resource = name.removeprefix(_REQUEST_PREFIX)
+            limit = parse_milli(str(text))
             taken = parse_milli(str(used.get(name) or "0"))
-            quotas.append(
-                QuotaRecord(name.removeprefix(_REQUEST_PREFIX), parse_milli(str(text)), taken)
-            )
+            quotas.append(QuotaRecord(resource, limit, taken))
 
     return QuotaHolder("ResourceQuota", metadata["name"], metadata["namespace"], tuple(quotas))
 
@@ -308,9 +278,9 @@ class Quotas:
         self._by_owner: dict[str, HeldWorkload] = {}
         self._by_name: dict[PodName, HeldWorkload] = {}
         for workload in self.workloads:
-            if workload.kind != KUEUE_KIND:
+            if workload.pod.kind != KUEUE_KIND:
                 continue
-            self._by_name[workload.namespace, workload.name] = workload
+            self._by_name[workload.pod.key] = workload
             for owner_uid in workload.owner_uids:
                 self._by_owner[owner_uid] = workload
 
@@ -322,7 +292,7 @@ class Quotas:
         return found
 
     def find_cluster_queue(self, workload: HeldWorkload) -> QuotaHolder | None:
-        name = self._cluster_queue_of.get((workload.namespace, workload.queue), "")
+        name = self._cluster_queue_of.get((workload.pod.namespace, workload.queue), "")
         return self._find("ClusterQueue", name)
 
     def find_kai_queue(self, name: str) -> QuotaHolder | None:
