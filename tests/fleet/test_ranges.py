@@ -782,6 +782,48 @@ def test_unknown_use_is_unknown_at_a_past_time(method: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("uses", "method", "wasted"),
+    [
+        ((0.6,), "samples", [0.4]),
+        ((0.3, 0.1), "exact", [0.2, 0.4]),
+        # Only what nobody used is certainly unused.
+        ((0.3, 0.1), "samples", [0.1, 0.1]),
+        ((0.7, 0.1), "exact", [0.0, 0.4]),
+    ],
+)
+def test_what_pods_did_not_use_of_their_shares_at_a_past_time(
+    uses: tuple[float, ...], method: str, wasted: list[float]
+) -> None:
+    cluster = Cluster()
+    whole = sum(uses)
+    usage = DeviceTotals(utilization_ratio=whole, method=method)
+    pods = []
+    for number, use in enumerate(uses):
+        pods.append(holder(f"p{number}", utilization_ratio=use))
+    for _ in range(2):
+        cluster.round(gpu(0, *pods, busy=whole, usage=usage))
+
+    then, totals = past_gpu(cluster, 15)
+    found = []
+    for one in then.holders:
+        assert one.waste is not None
+        found.append(one.waste.gpus.underused)
+    assert found == pytest.approx(wasted)
+    assert totals.waste is not None
+    assert totals.waste.gpus.underused == pytest.approx(sum(wasted))
+
+
+def test_an_idle_pod_is_not_under_used_at_a_past_time() -> None:
+    cluster = Cluster()
+    for _ in range(2):
+        cluster.round(gpu(0, holder("a", utilization_ratio=0.0, idle_since=WALL), busy=0.0))
+    then, totals = past_gpu(cluster, 15)
+    assert then.holders[0].use == "idle"
+    assert totals.waste is not None
+    assert (totals.waste.gpus.idle, totals.waste.gpus.underused) == (1.0, 0.0)
+
+
 def test_a_condition_that_began_at_an_infinite_time_is_stored() -> None:
     cluster = Cluster()
     cluster.round(gpu(0, conditions=(Condition("lost", math.inf),)))

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from podgpu.charge import HeldTime
 from podgpu.errors import Note, UsageError, utc_text
 from podgpu.fleet.node_entry import NodeEntry
+from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.readings import NodeReading
 from podgpu.fleet.state import ClusterState, complete_node
 from podgpu.known import select_known
@@ -56,7 +58,7 @@ GROUP BY gpu, account"""
 # While a node does not answer, its pods keep their GPUs.
 # A correlated subquery would be slow (7 s for 500,000 spans).
 _HOLDERS = f"""
-SELECT gpu, account, instr(methods, 'mps'), owner_kind, owner_name, namespace, pod, name, uid,
+SELECT gpu, account, methods, owner_kind, owner_name, namespace, pod, name, uid,
     container_id, iif(user = '', job, ''), user, 'history'
 FROM span JOIN account ON account.id = account
 WHERE kind = '{HOLDER}' AND started <= :at AND (ended IS NULL OR ended > :at
@@ -72,6 +74,7 @@ _UNKNOWN_GPU = DeviceState()
 _UNKNOWN_INSTANCE = MigInstance(id=0)
 # The values of all holders may exceed the GPU's by this factor, because pods start within a step.
 _MAX_SUM = 1.05
+_SAMPLES = "samples"
 
 
 class _Values(NamedTuple):
@@ -88,7 +91,7 @@ _NO_VALUES = _Values()
 
 class _HolderRecord(NamedTuple):
     account: int
-    is_mps_client: bool
+    methods: str  # names of the methods that measured it, separated by spaces
     owner: WorkloadOwner | None
     holder: Holder
 
@@ -177,12 +180,11 @@ def _read_devices(db: Connection, time: Mapping[str, float]) -> list[_DeviceReco
 
 
 def _read_holders(db: Connection, time: Mapping[str, float]) -> Iterator[tuple[int, _HolderRecord]]:
-    for gpu, account, mps, kind, owner_name, *names in db.execute(_HOLDERS, time):
+    for gpu, account, methods, kind, owner_name, *names in db.execute(_HOLDERS, time):
         owner = None
         if owner_name:
             owner = WorkloadOwner(kind, owner_name)
-        uses_mps = bool(mps)
-        yield gpu, _HolderRecord(account, uses_mps, owner, Holder(*names))
+        yield gpu, _HolderRecord(account, methods, owner, Holder(*names))
 
 
 def _make_node(
@@ -225,7 +227,22 @@ def _make_node(
         stale=is_gone or not has_values,
         gone=is_gone,
     )
-    return complete_node(entry, None, current.prices, offset, owners)
+    entry = complete_node(entry, None, current.prices, offset, owners)
+    held = tuple(_estimate_underuse(part) for part in entry.held)
+    return replace(entry, held=held)
+
+
+def _estimate_underuse(part: HeldPart) -> HeldPart:
+    """Sets what the holder did not use of its share, by the mean utilisation of the step."""
+    used = part.holder.known_usage.utilization_ratio
+    # Samples of a shared GPU are inexact. Only what nobody used is certainly unused.
+    if part.device.known_usage.method == _SAMPLES:
+        used = part.device.utilization_ratio
+    if used is None:
+        return part
+
+    underused = max(0.0, part.share - used)
+    return replace(part, spent=HeldTime(1.0, part.share, underused=underused))
 
 
 def _find_gone_since(devices: Sequence[_DeviceRecord], at: float) -> float | None:
@@ -277,20 +294,29 @@ def _make_shared(
 ) -> dict[str, Any]:
     """Returns the fields that a GPU and a MIG instance have in common."""
     values = device.values.get(GPU_ITSELF, _NO_VALUES)
-    # Clients that share an MPS server have values, but no utilisation.
-    usage = None
-    for record in device.holders:
-        own = device.values.get(record.account)
-        if record.is_mps_client and own is not None and own.utilization is None:
-            usage = DeviceTotals(method="mps")
-
+    method = _find_method(device)
     return {
         "utilization_ratio": values.utilization,
         "memory_used_bytes": values.memory,
         "memory_total_bytes": now.memory_total_bytes,
         "holders": tuple(_make_holders(device, now.holders, idle_after)),
-        "usage": usage,
+        "usage": DeviceTotals(method=method) if method else None,
     }
+
+
+def _find_method(device: _DeviceRecord) -> str:
+    """Returns the method that measured the holders, as far as their figures depend on it."""
+    method = ""
+    for record in device.holders:
+        methods = record.methods.split()
+        own = device.values.get(record.account)
+        # Clients that share an MPS server have values, but no utilisation.
+        if "mps" in methods and own is not None and own.utilization is None:
+            return "mps"
+        if _SAMPLES in methods:
+            method = _SAMPLES
+
+    return method
 
 
 def _make_holders(
