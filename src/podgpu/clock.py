@@ -1,8 +1,9 @@
-"""Provides clocks that tests can replace, parses durations, and limits repeated log lines."""
+"""Provides clocks that tests can replace, parses durations, and limits retries and log lines."""
 
 from __future__ import annotations
 
 import logging
+import random
 import re
 import time
 from collections import defaultdict
@@ -100,6 +101,16 @@ class UnixTime:
         if abs(offset - self._offset) >= _MIN_STEP:
             self._offset = offset
         return moment + self._offset
+
+
+def double_delay(failures: int, first: float, longest: float) -> float:
+    """Returns the longest delay before the next attempt. It doubles with each failure."""
+    return min(longest, first * 2.0 ** min(failures, 30))
+
+
+def spread_delay(longest: float) -> float:
+    """Returns a random delay, because clients that fail together must not retry together."""
+    return random.uniform(longest / 2, longest)
 
 
 class FaultLog(Generic[K]):

@@ -87,6 +87,19 @@ def conditions() -> Mapping[str, ConditionSpec]:
     return {row["name"]: ConditionSpec(**row) for row in table_rows("conditions.csv")}
 
 
+@cache
+def _ranks() -> Mapping[str, int]:
+    return {name: rank for rank, name in enumerate(conditions())}
+
+
+def rank_condition(condition: str) -> int:
+    """Returns a number that is lower for worse conditions.
+
+    A condition that this version does not know may be worse than all others.
+    """
+    return _ranks().get(condition, -1)
+
+
 def breaks_gpu(condition: str) -> bool:
     """Returns False for a problem of a workload, and for an opinion of Kubernetes: they do not mean
     that the GPU is broken.

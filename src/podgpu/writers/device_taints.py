@@ -21,7 +21,7 @@ from podgpu.model import NodeState
 from podgpu.node.holders.dra import NVIDIA_DRIVER, parse_slice
 from podgpu.writers.gpu_changes import GpuRecord
 from podgpu.writers.health_writer import NodeUpdate
-from podgpu.writers.pod_events import LABELS
+from podgpu.writers.pod_events import LABELS, select_labels
 from podgpu.writers.write_option import TAINTS
 from podgpu.writers.write_queue import Write
 
@@ -68,6 +68,7 @@ class TaintWriter:
     def __init__(self, client: ApiClient, node: str, effect: Effect, clock: Clock) -> None:
         self._client = client
         self._node = node
+        self._labels = {**LABELS, _NODE_LABEL: label_of(node)}
         self._effect = effect
         self._clock = clock
         self._parts: dict[str, frozenset[str]] = {}  # UUIDs of the devices of each GPU
@@ -148,9 +149,7 @@ class TaintWriter:
 
     async def _list_rules(self) -> dict[str, KubeObject]:
         """Returns the rules of this node that podgpu has written, by name."""
-        labels = {**LABELS, _NODE_LABEL: label_of(self._node)}
-        matchers = [f"{name}={value}" for name, value in labels.items()]
-        self._version, rules = await list_rules(self._client, ",".join(matchers))
+        self._version, rules = await list_rules(self._client, select_labels(self._labels))
         return {rule["metadata"]["name"]: rule for rule in rules}
 
     async def _list_devices(self) -> list[tuple[str, DraDeviceRef]]:
@@ -181,7 +180,7 @@ class TaintWriter:
             "kind": "DeviceTaintRule",
             "metadata": {
                 "name": device.rule_name,
-                "labels": {**LABELS, _NODE_LABEL: label_of(self._node)},
+                "labels": self._labels,
                 "annotations": {_GPU_ANNOTATION: gpu},
                 "ownerReferences": [owner],
             },

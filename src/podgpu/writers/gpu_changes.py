@@ -6,7 +6,7 @@ checked and is absent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from podgpu.metrics.conditions import (
     XID,
     conditions,
     is_grave,
+    rank_condition,
     xid_spec,
 )
 from podgpu.model import (
@@ -105,7 +106,7 @@ def find_changes(
     records: dict[str, GpuRecord] = {}
     changes: list[GpuChange] = []
     for gpu in state.devices:
-        name = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
+        name = name_gpu(gpu)
         earlier = before.get(gpu.uuid) or GpuRecord(name)
         record = _track_problems(earlier, gpu)
         record, xid_changes = _track_xids(record, gpu, now)
@@ -145,9 +146,16 @@ def _find_begun(
         yield from _make_orphaned(gpu)
 
 
+def name_gpu(gpu: DeviceState) -> str:
+    return "a GPU" if gpu.index is None else f"GPU {gpu.index}"
+
+
+def identify_gpu(name: str, uuid: str) -> str:
+    return f"{name} ({uuid or 'no UUID'})"
+
+
 def _add_name(change: GpuChange, name: str) -> GpuChange:
-    uuid = change.gpu or "no UUID"
-    return change._replace(message=f"{name} ({uuid}): {change.message}")
+    return change._replace(message=f"{identify_gpu(name, change.gpu)}: {change.message}")
 
 
 # Problems
@@ -166,12 +174,7 @@ def _track_problems(earlier: GpuRecord, gpu: DeviceState) -> GpuRecord:
             problems[name] = text
             details[name] = earlier.details.get(name, "")
 
-    order = list(conditions())
-
-    def rank(name: str) -> int:
-        return order.index(name) if name in order else len(order)
-
-    ranked = {name: problems[name] for name in sorted(problems, key=rank)}
+    ranked = {name: problems[name] for name in sorted(problems, key=rank_condition)}
     return replace(earlier, problems=ranked, details=details)
 
 
@@ -210,6 +213,13 @@ def _find_recovered(earlier: GpuRecord, record: GpuRecord, gpu: DeviceState) -> 
 
 def all_devices_of(gpu: DeviceState) -> tuple[GpuOrInstance, ...]:
     return gpu, *gpu.instances
+
+
+def _list_affected(gpu: DeviceState, device: GpuOrInstance) -> tuple[GpuOrInstance, ...]:
+    """Returns the devices that an error of this device affects."""
+    if device is gpu:
+        return all_devices_of(gpu)
+    return (device,)
 
 
 def _list_users(gpu: DeviceState, devices: Iterable[GpuOrInstance]) -> tuple[Workload, ...]:
@@ -290,8 +300,7 @@ def _make_xid(gpu: DeviceState, device: GpuOrInstance, xid: int, count: int) -> 
     text = _describe_xid(xid)
     if needs_action:
         text = _describe(Condition(XID, detail=str(xid)), gpu)
-    devices = all_devices_of(gpu) if device is gpu else (device,)
-    users = _list_users(gpu, devices)
+    users = _list_users(gpu, _list_affected(gpu, device))
     return GpuChange(ChangeReason.XID, gpu.uuid, text, users, is_warning=needs_action, times=count)
 
 
@@ -315,11 +324,7 @@ def _make_caused(
 
     unknown = waiting.times - sum(blamed.values())
     if unknown > 0:
-        devices: Sequence[GpuOrInstance] = (device,)
-        if device is gpu:
-            devices = all_devices_of(gpu)
-
-        users = _list_users(gpu, devices)
+        users = _list_users(gpu, _list_affected(gpu, device))
         text = f"{says}; the GPU is healthy, and an application caused it"
         if len(users) > 1:
             text += f": one of {few_of(user.text for user in users)}"
@@ -336,10 +341,8 @@ def _make_blamed(gpu: DeviceState, says: str, culprit: XidCulprit, times: int) -
 
     owner = culprit.text or "a process outside pods"
     text = f"{says}, caused by {process} of {owner}: check this program"
-    if culprit.pod:
-        return GpuChange(ChangeReason.XID, gpu.uuid, text, (culprit,), False, times=times)
-
-    return GpuChange(ChangeReason.XID, gpu.uuid, text, times=times)
+    pods = (culprit,) if culprit.pod else ()
+    return GpuChange(ChangeReason.XID, gpu.uuid, text, pods, not pods, times=times)
 
 
 # Idle pods and orphaned memory

@@ -13,8 +13,8 @@ from podgpu.clock import Clock
 from podgpu.errors import SourceError, plural, utc_text
 from podgpu.kube.client import ApiClient
 from podgpu.kube.objects import KubeObject, read_list, read_map
-from podgpu.metrics.conditions import LOST, UNREADABLE, conditions
-from podgpu.writers.gpu_changes import Records
+from podgpu.metrics.conditions import LOST, UNREADABLE, rank_condition
+from podgpu.writers.gpu_changes import Records, identify_gpu
 from podgpu.writers.health_writer import NodeUpdate
 from podgpu.writers.write_option import NODE_CONDITION
 from podgpu.writers.write_queue import Write
@@ -51,7 +51,7 @@ def judge(update: NodeUpdate) -> GpuVerdict:
     texts = []
     for uuid, record in update.records.items():
         for text in record.problems.values():
-            texts.append(f"{record.name} ({uuid or 'no UUID'}): {text}")
+            texts.append(f"{identify_gpu(record.name, uuid)}: {text}")
 
     problems = _rank_problems(update.records)
     unidentified = _count_unidentified(state.gpus_lost or 0, update.records)
@@ -82,8 +82,7 @@ def _rank_problems(records: Records) -> list[str]:
     found: set[str] = set()
     for record in records.values():
         found.update(record.problems)
-    known = [name for name in conditions() if name in found]
-    return known + sorted(found.difference(known))
+    return sorted(found, key=rank_condition)
 
 
 def _count_unidentified(lost: int, records: Records) -> int:

@@ -28,14 +28,13 @@ _METHOD = "/datamodels.PlatformConnector/HealthEventOccurredV1"
 _TIMEOUT = 5.0
 _MAX_MESSAGE = 1024
 _STORE_ONLY = "STORE_ONLY"
-# NVSentinel's recommended action, the most drastic first.
-_RESTART, _RESET, _SUPPORT, _DIAGNOSE = (
-    "RESTART_BM",
-    "COMPONENT_RESET",
-    "CONTACT_SUPPORT",
-    "RUN_DCGMEUD",
-)
+# NVSentinel's recommended actions.
+_RESTART = "RESTART_BM"
+_SUPPORT = "CONTACT_SUPPORT"
+_RESET = "COMPONENT_RESET"
+_DIAGNOSE = "RUN_DCGMEUD"
 _ORDER = (_RESTART, _SUPPORT, _RESET, _DIAGNOSE)
+"""The most drastic action comes first."""
 _ACTIONS: Mapping[str, str] = {
     "lost": _RESTART,
     "unreadable": _RESET,
@@ -63,6 +62,10 @@ class _Reported(NamedTuple):
     xids: str
 
 
+def _reduce(record: GpuRecord) -> _Reported:
+    return _Reported(tuple(record.problems), record.details.get(XID, ""))
+
+
 class SentinelWriter:
     def __init__(self, path: str, node: str, strategy: str, clock: Clock) -> None:
         self._path = path
@@ -87,8 +90,7 @@ class SentinelWriter:
 
         changed = {}
         for uuid, record in records.items():
-            current = _Reported(tuple(record.problems), record.details.get(XID, ""))
-            if self._reported.get(uuid) != current:
+            if self._reported.get(uuid) != _reduce(record):
                 changed[uuid] = record
 
         if not changed:
@@ -118,8 +120,7 @@ class SentinelWriter:
             ) from error
 
         for uuid, record in changed.items():
-            xid = record.details.get(XID, "")
-            self._reported[uuid] = _Reported(tuple(record.problems), xid)
+            self._reported[uuid] = _reduce(record)
 
     def _make(self, uuid: str, record: GpuRecord) -> dict[str, Any]:
         is_healthy = not record.problems

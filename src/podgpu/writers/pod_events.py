@@ -7,7 +7,7 @@ most every 10 minutes, with the number of changes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -30,6 +30,11 @@ EVENT_SECONDS = 600.0
 _EXPIRES_AFTER = 3600.0  # the API server deletes an Event one hour after the last write
 _MAX_MESSAGE = 1024
 _MAX_SERIES = 2000
+
+
+def select_labels(labels: Mapping[str, str]) -> str:
+    """Returns a label selector of the API."""
+    return ",".join(f"{name}={value}" for name, value in labels.items())
 
 
 class Target(NamedTuple):
@@ -160,20 +165,19 @@ class EventWriter:
     async def _create(self, path: str, key: SeriesKey, series: _EventSeries) -> None:
         try:
             await self._client.create(path, self._make_event(key, series))
+            self._mark_written(series)
         except SourceError as error:
             if error.reason != "conflict":
                 raise
-        else:
-            self._mark_written(series)
-            return
+            # Another exporter, or this one before its restart, has written the Event.
+            await self._take_over(path, key, series)
 
-        # Another exporter, or this one before its restart, has written the Event.
+    async def _take_over(self, path: str, key: SeriesKey, series: _EventSeries) -> None:
         event = await self._client.get(f"{path}/{key.event_name}")
         written = _read_count(event)
         series.count += written - series.was_present
         series.written = written
-        last = _read_time(event) or 0.0
-        age = max(0.0, self._clock.wall() - last)
+        age = max(0.0, self._clock.wall() - _read_time(event))
         series.written_at = self._clock.monotonic() - age
         if series.unwritten and age >= EVENT_SECONDS:
             await self._update(path, key, series)
@@ -231,8 +235,9 @@ def _read_count(event: KubeObject) -> int:
     return count if isinstance(count, int) else 1
 
 
-def _read_time(event: KubeObject, name: str = "lastTimestamp") -> float | None:
+def _read_time(event: KubeObject) -> float:
+    """Returns the time of the last change. 0 if it is unknown."""
     try:
-        return datetime.fromisoformat(str(event.get(name))).astimezone(UTC).timestamp()
+        return datetime.fromisoformat(str(event.get("lastTimestamp"))).astimezone(UTC).timestamp()
     except ValueError:
-        return None
+        return 0.0

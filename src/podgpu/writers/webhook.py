@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import random
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-from podgpu.clock import Clock, FaultLog
+from podgpu.clock import Clock, FaultLog, double_delay, spread_delay
 from podgpu.errors import Note, PodgpuError, SourceError, UsageError
 from podgpu.files import read_bounded
 from podgpu.fleet.state import ClusterState
@@ -29,9 +28,9 @@ from podgpu.writers.webhook_notices import (
     Notice,
     NoticeBook,
     NoticeEvent,
-    Told,
+    ReportedNotice,
     find_situation,
-    limit_told,
+    list_oldest,
 )
 
 _SECONDS = 60.0  # between two comparisons, if no round wakes the thread
@@ -156,7 +155,7 @@ class Webhook(Watch):
         read_state: Callable[[], ClusterState],
         store: NoticeStore,
         clock: Clock | None = None,
-        delay: Callable[[float], float] = lambda limit: random.uniform(limit / 2, limit),
+        delay: Callable[[float], float] = spread_delay,
     ) -> None:
         """Raises UsageError if the file with the URL cannot be used."""
         super().__init__()
@@ -171,7 +170,7 @@ class Webhook(Watch):
         self._clock = clock or Clock()
         self._delay = delay
         self._book = NoticeBook(self._clock.wall(), repeats_old=not store.is_in_memory)
-        self._told: dict[str, Told] = {}
+        self._reported: dict[str, ReportedNotice] = {}
         self._unsaved: dict[str, bytes | None] = {}
         self._seen: ClusterState | None = None
         self._due = float("-inf")  # monotonic time of the next attempt
@@ -198,10 +197,11 @@ class Webhook(Watch):
         now = self._clock.wall()
         monotonic = self._clock.monotonic()
         situation = find_situation(state, self._settings.idle_after, now)
-        notices, over = self._book.compare(situation, self._told, now, monotonic)
-        self._change(dict.fromkeys(over))
-        oldest = limit_told(self._told.items())
-        self._change(dict.fromkeys(oldest))
+        notices, over = self._book.compare(situation, self._reported, now, monotonic)
+        for key in over:
+            self._forget(key)
+        for key in list_oldest(self._reported.items()):
+            self._forget(key)
 
         wanted = [notice for notice in notices if notice.event in self._settings.events]
         silent = [notice for notice in notices if notice.event not in self._settings.events]
@@ -219,7 +219,7 @@ class Webhook(Watch):
     def _load(self) -> None:
         try:
             stored = self._store.read_notices()
-            self._told = {key: _decode_told(content) for key, content in stored.items()}
+            self._reported = {key: _decode_reported(content) for key, content in stored.items()}
         except (PodgpuError, msgspec.MsgspecError) as error:
             # What this process has reported is still known.
             self._report("history", f"what was reported cannot be read: {error}")
@@ -230,27 +230,24 @@ class Webhook(Watch):
 
         for key, content in self._unsaved.items():
             if content is None:
-                self._told.pop(key, None)
+                self._reported.pop(key, None)
             else:
-                self._told[key] = _decode_told(content)
+                self._reported[key] = _decode_reported(content)
 
     def _mark(self, notices: Sequence[Notice], now: float) -> None:
         """Remembers that these notices were sent."""
-        changes: dict[str, Told | None] = {}
         for notice in notices:
-            item = notice.item
-            is_end = notice.event == NoticeEvent.RECOVERED
-            changes[item.key] = None if is_end else Told(notice.event, item, now)
-        self._change(changes)
+            key = notice.item.key
+            if notice.event == NoticeEvent.RECOVERED:
+                self._forget(key)
+                continue
+            reported = ReportedNotice(notice.event, notice.item, now)
+            self._reported[key] = reported
+            self._unsaved[key] = msgspec.json.encode(reported)
 
-    def _change(self, changes: Mapping[str, Told | None]) -> None:
-        for key, told in changes.items():
-            if told is None:
-                self._told.pop(key, None)
-                self._unsaved[key] = None
-            else:
-                self._told[key] = told
-                self._unsaved[key] = msgspec.json.encode(told)
+    def _forget(self, key: str) -> None:
+        self._reported.pop(key, None)
+        self._unsaved[key] = None
 
     def _save(self) -> None:
         if not self._unsaved:
@@ -299,9 +296,9 @@ class Webhook(Watch):
                 self._save()
 
     def _fail(self, error: SourceError) -> None:
-        limit = min(_MAX_DELAY, _FIRST_DELAY * 2**self._failures)
-        self._failures = min(self._failures + 1, 16)
-        wait = self._delay(limit)
+        longest = double_delay(self._failures, _FIRST_DELAY, _MAX_DELAY)
+        self._failures += 1
+        wait = self._delay(longest)
         if isinstance(error, _Rejected):
             wait = max(wait, error.retry_after)
         self._due = self._clock.monotonic() + wait
@@ -343,8 +340,8 @@ def _explain_status(client: HttpClient, response: HttpResponse) -> _Rejected:
     return _Rejected(f"http_{status}", text, seconds)
 
 
-def _decode_told(content: bytes) -> Told:
-    return msgspec.json.decode(content, type=Told)
+def _decode_reported(content: bytes) -> ReportedNotice:
+    return msgspec.json.decode(content, type=ReportedNotice)
 
 
 def _make_batches(notices: Collection[Notice]) -> Iterator[list[Notice]]:
@@ -357,9 +354,7 @@ def _make_batches(notices: Collection[Notice]) -> Iterator[list[Notice]]:
 
 def parse_events(text: str) -> frozenset[NoticeEvent]:
     """Parses the value of --webhook-events. Raises UsageError."""
-    names = list(filter(None, map(str.strip, text.split(","))))
-    known = list(NoticeEvent)
-    is_known = all(name in known for name in names)
-    if not is_known or not names:
-        raise UsageError(f"--webhook-events {text}: give a list of {', '.join(known)}")
+    names = {name.strip() for name in text.split(",")} - {""}
+    if not names or not names.issubset(NoticeEvent):
+        raise UsageError(f"--webhook-events {text}: give a list of {', '.join(NoticeEvent)}")
     return frozenset(map(NoticeEvent, names))

@@ -22,15 +22,16 @@ from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import HeldPart, gpu_id
 from podgpu.fleet.state import ClusterState
 from podgpu.known import add_known, round_known
-from podgpu.metrics.conditions import NODE_GONE, conditions, is_grave
+from podgpu.metrics.conditions import NODE_GONE, conditions, is_grave, rank_condition
 from podgpu.model import DeviceState, list_pod_names
+from podgpu.writers.gpu_changes import identify_gpu, name_gpu
 
 STEADY_SECONDS = 300.0
 """A GPU has recovered if it has had no problem for this time. A GPU that fails again and again is
 reported once, because it then has the condition `recurring` for a day.
 """
 _FORGET_SECONDS = 30 * 86_400.0  # of a GPU that is never seen again
-_MAX_TOLD = 20_000
+_MAX_REPORTED = 20_000
 _MAX_PODS = 20
 
 
@@ -69,7 +70,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     per_month: float | None = None
 
 
-class Told(msgspec.Struct, frozen=True):
+class ReportedNotice(msgspec.Struct, frozen=True):
     """What was reported, and when."""
 
     event: NoticeEvent
@@ -166,13 +167,11 @@ def _find_idle_pods(
 
 
 def _name_gpu(gpu: DeviceState, node: str) -> str:
-    label = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
-    return f"{label} of {node} ({gpu.uuid or 'no UUID'})"
+    return identify_gpu(f"{name_gpu(gpu)} of {node}", gpu.uuid)
 
 
 def _describe_gpu(key: str, gpu: DeviceState, node: NodeEntry) -> Item | None:
     """Returns None if the GPU is not broken. Describes its worst problem."""
-    order = list(conditions())
     # An exporter that is not listed any more was removed, for example with its node.
     is_removed = node.reading.listed is False
     grave = []
@@ -185,8 +184,7 @@ def _describe_gpu(key: str, gpu: DeviceState, node: NodeEntry) -> Item | None:
     if not grave:
         return None
 
-    # A condition that this version does not know may be worse than all others.
-    worst = min(grave, key=lambda each: order.index(each.name) if each.name in order else -1)
+    worst = min(grave, key=lambda each: rank_condition(each.name))
     says, do = describe_condition(worst, gpu)
     holders = [*gpu.holders, *gpu.last_holders]
     for instance in gpu.instances:
@@ -216,14 +214,14 @@ def _describe_gpu(key: str, gpu: DeviceState, node: NodeEntry) -> Item | None:
     )
 
 
-def _describe_recovered(told: Item, gpu: DeviceState) -> Item:
-    was = told.condition
-    spec = conditions().get(told.condition)
+def _describe_recovered(reported: Item, gpu: DeviceState) -> Item:
+    was = reported.condition
+    spec = conditions().get(reported.condition)
     if spec:
         was = spec.was
     says = f"works again: {was}"
-    text = f"{_name_gpu(gpu, told.node)} {says}"
-    return msgspec.structs.replace(told, text=text, says=f"it {says}", do="")
+    text = f"{_name_gpu(gpu, reported.node)} {says}"
+    return msgspec.structs.replace(reported, text=text, says=f"it {says}", do="")
 
 
 def _describe_idle(key: str, parts: Sequence[_IdlePart], currency: str) -> Item:
@@ -297,9 +295,13 @@ class NoticeBook:
         self._well_since: dict[str, float] = {}  # by key: monotonic time
 
     def compare(
-        self, situation: Situation, told: Mapping[str, Told], now: float, monotonic: float
+        self,
+        situation: Situation,
+        reported: Mapping[str, ReportedNotice],
+        now: float,
+        monotonic: float,
     ) -> tuple[list[Notice], list[str]]:
-        """Returns the notices to send, and the keys in `told` that are over without a notice.
+        """Returns the notices to send, and the keys in `reported` that are over without a notice.
 
         `now`: Unix time.
         """
@@ -312,12 +314,12 @@ class NoticeBook:
 
         notices = []
         for key, notice in present.items():
-            if key not in told and self._is_new(notice.item):
+            if key not in reported and self._is_new(notice.item):
                 notices.append(notice)
 
-        notices += self._find_recovered(situation, told, monotonic)
+        notices += self._find_recovered(situation, reported, monotonic)
         over = []
-        for key, each in told.items():
+        for key, each in reported.items():
             if key not in present and _is_over(each, situation, now):
                 over.append(key)
 
@@ -334,11 +336,11 @@ class NoticeBook:
         return began > self._started
 
     def _find_recovered(
-        self, situation: Situation, told: Mapping[str, Told], now: float
+        self, situation: Situation, reported: Mapping[str, ReportedNotice], now: float
     ) -> Iterator[Notice]:
         earlier = self._well_since
         self._well_since = {}
-        for key, each in told.items():
+        for key, each in reported.items():
             gpu = situation.well.get(key)
             if gpu is None:
                 continue
@@ -348,15 +350,15 @@ class NoticeBook:
                 yield Notice(NoticeEvent.RECOVERED, _describe_recovered(each.item, gpu))
 
 
-def _is_over(told: Told, situation: Situation, now: float) -> bool:
+def _is_over(reported: ReportedNotice, situation: Situation, now: float) -> bool:
     """Returns True for what ended and has no notice for its end."""
-    if told.event == NoticeEvent.OVER_BUDGET:
-        return told.item.month != situation.month
-    is_old = now - told.at > _FORGET_SECONDS
-    return is_old or told.item.key in situation.used
+    if reported.event == NoticeEvent.OVER_BUDGET:
+        return reported.item.month != situation.month
+    is_old = now - reported.at > _FORGET_SECONDS
+    return is_old or reported.item.key in situation.used
 
 
-def limit_told(told: Iterable[tuple[str, Told]]) -> list[str]:
+def list_oldest(reported: Iterable[tuple[str, ReportedNotice]]) -> list[str]:
     """Returns the keys of the oldest entries, if there are too many."""
-    newest_first = sorted(told, key=lambda entry: -entry[1].at)
-    return [key for key, _ in newest_first[_MAX_TOLD:]]
+    newest_first = sorted(reported, key=lambda entry: -entry[1].at)
+    return [key for key, _ in newest_first[_MAX_REPORTED:]]

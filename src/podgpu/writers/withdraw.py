@@ -10,10 +10,10 @@ from podgpu.kube.client import ApiClient
 from podgpu.kube.objects import KubeObject, read_list, read_map
 from podgpu.writers.device_taints import delete_if_present, list_rules, rules_path
 from podgpu.writers.node_condition import TYPE, find_condition, patch_condition
-from podgpu.writers.pod_events import LABELS
+from podgpu.writers.pod_events import LABELS, select_labels
 
 _PAGE = "500"
-SELECTOR = ",".join(f"{name}={value}" for name, value in LABELS.items())
+SELECTOR = select_labels(LABELS)
 
 
 class Withdrawn(NamedTuple):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from podgpu.clock import FaultLog
+from podgpu.clock import FaultLog, double_delay, spread_delay
 from podgpu.errors import SourceError
 
 _log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class WriteQueue:
     """Must be used in one event loop."""
 
     _clock: Callable[[], float]
-    _delay: Callable[[float], float] = lambda limit: random.uniform(limit / 2, limit)
+    _spread: Callable[[float], float] = spread_delay
     _waiting: dict[tuple[str, str], _PendingWrite] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)  # by writer
 
@@ -77,16 +76,16 @@ class WriteQueue:
 
             error = await self._send(waiting.write)
             if error is None:
-                self._waiting.pop(key, None)
-                self._recover(key[0])
+                del self._waiting[key]
+                self._recover(waiting.write.writer)
                 continue
 
-            limit = min(_MAX_DELAY, _FIRST_DELAY * 2**waiting.failures)
-            waiting.failures = min(waiting.failures + 1, 16)
-            waiting.due = self._clock() + self._delay(limit)
-            self._report(key[0], error.reason, str(error))
+            longest = double_delay(waiting.failures, _FIRST_DELAY, _MAX_DELAY)
+            waiting.failures += 1
+            waiting.due = self._clock() + self._spread(longest)
+            self._report(waiting.write.writer, error.reason, str(error))
             if error.reason in _NO_ANSWER:
-                self._postpone(key[0], waiting.due)
+                self._postpone(waiting.write.writer, waiting.due)
                 now = self._clock()
 
     async def _send(self, write: Write) -> SourceError | None:
@@ -101,8 +100,8 @@ class WriteQueue:
         return None
 
     def _postpone(self, writer: str, due: float) -> None:
-        for (name, _), waiting in self._waiting.items():
-            if name == writer:
+        for waiting in self._waiting.values():
+            if waiting.write.writer == writer:
                 waiting.due = max(waiting.due, due)
 
     def _report(self, writer: str, reason: str, text: str) -> None:
@@ -111,8 +110,8 @@ class WriteQueue:
             _log.warning("--write %s: %s; podgpu retries", writer, text)
 
     def _recover(self, writer: str) -> None:
-        for (name, _), waiting in self._waiting.items():
-            if name == writer and waiting.failures:
+        for waiting in self._waiting.values():
+            if waiting.write.writer == writer and waiting.failures:
                 return
 
         self.problems.pop(writer, None)
