@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import click
 
 from podgpu.charge import Waste
-from podgpu.cli.tables import UNKNOWN, write_table
-from podgpu.cli.terminal import print_out
-from podgpu.cli.view_options import find_view, parse_at
-from podgpu.errors import UsageError, one_line, utc_text
-from podgpu.past.bill import (
-    RangeAnswer,
-    RangeFigures,
-    RangeRow,
-    RangeWaste,
-    describe_row,
-    parse_range_query,
-)
+from podgpu.cli.tables import UNKNOWN, write_amount, write_period, write_table
+from podgpu.cli.view_options import PERIOD_SECONDS, find_view, parse_at, print_answer
+from podgpu.errors import UsageError, one_line
+from podgpu.past.bill import RangeAnswer, RangeFigures, RangeRow, describe_row, parse_range_query
 from podgpu.past.costs import month_start
 from podgpu.past.sqlite import parse_range
-from podgpu.view_address import decode_answer
 
 RANGE_PATH = "api/v1/range"
 WASTE_PATH = "api/v1/waste"
-TIMEOUT = 90.0  # longer than a query to Prometheus
-EXAMPLE_PRICES = "The prices are examples: set yours with podgpu cluster --prices FILE"
+_EXAMPLE_PRICES = "The prices are examples: set yours with podgpu cluster --prices FILE"
 _DO_UNALLOCATED = "podgpu why: do pods wait for them? If none, fewer nodes would do"
 _MONTH = "month"
 _MORE_THAN_ALL = 1.005  # use from which a pod is shown to use more than its share of a shared GPU
@@ -37,10 +28,6 @@ _MORE_THAN_ALL = 1.005  # use from which a pod is shown to use more than its sha
 class BillColumn(NamedTuple):
     title: str
     write: Callable[[RangeFigures], str]
-
-
-def write_number(amount: float | None) -> str:
-    return UNKNOWN if amount is None else f"{amount:,.2f}"
 
 
 def _write_use(figures: RangeFigures) -> str:
@@ -53,7 +40,7 @@ def _write_use(figures: RangeFigures) -> str:
 def _write_cost(amount: float | None, figures: RangeFigures) -> str:
     """Writes a lower bound if some hours have no price."""
     is_bound = amount and figures.unpriced_hours
-    return f"≥ {write_number(amount)}" if is_bound else write_number(amount)
+    return f"≥ {write_amount(amount)}" if is_bound else write_amount(amount)
 
 
 def _wasted_hours(figures: RangeFigures) -> Waste:
@@ -74,16 +61,16 @@ def _write_wasted(figures: RangeFigures) -> str:
 
 
 COLUMNS = {
-    "gpu_hours": BillColumn("GPU-hours", lambda row: write_number(row.gpu_hours)),
-    "allocated": BillColumn("Allocated, h", lambda row: write_number(row.allocated_hours)),
-    "used": BillColumn("Busy (weighted), h", lambda row: write_number(row.used_hours)),
-    "idle": BillColumn("Idle, h", lambda row: write_number(row.idle_hours)),
+    "gpu_hours": BillColumn("GPU-hours", lambda row: write_amount(row.gpu_hours)),
+    "allocated": BillColumn("Allocated, h", lambda row: write_amount(row.allocated_hours)),
+    "used": BillColumn("Busy (weighted), h", lambda row: write_amount(row.used_hours)),
+    "idle": BillColumn("Idle, h", lambda row: write_amount(row.idle_hours)),
     "underused": BillColumn(
-        "Under-used, h", lambda row: write_number(_wasted_hours(row).underused)
+        "Under-used, h", lambda row: write_amount(_wasted_hours(row).underused)
     ),
-    "waited": BillColumn("Waited, h", lambda row: write_number(row.waited_hours)),
+    "waited": BillColumn("Waited, h", lambda row: write_amount(row.waited_hours)),
     "use": BillColumn("Use of what it holds", _write_use),
-    "energy": BillColumn("Energy, kWh", lambda row: write_number(row.energy_kwh)),
+    "energy": BillColumn("Energy, kWh", lambda row: write_amount(row.energy_kwh)),
     "cost": BillColumn("Cost{}", lambda row: _write_cost(row.cost, row)),
     "wasted": BillColumn("Wasted{}", _write_wasted),
     "wasted_idle": BillColumn(
@@ -136,7 +123,7 @@ def make_range_query(period: str, by: str, at: float | None = None) -> dict[str,
     return query
 
 
-def print_bill(ctx: click.Context, path: str, title: str, names: Sequence[str]) -> int:
+def print_bill(ctx: click.Context, path: str, title: str, names: Sequence[str]) -> None:
     """Prints the answer of `path` as a table with these columns, as JSON or as CSV."""
     options = ctx.params
     query = make_range_query(options["range"], options["by"], parse_at(options["at"]))
@@ -147,17 +134,43 @@ def print_bill(ctx: click.Context, path: str, title: str, names: Sequence[str]) 
     if namespace and options["by"].startswith("label:"):
         raise UsageError("--namespace needs --by pod, owner, namespace or model")
 
-    client = find_view(ctx).open(TIMEOUT)
-    if output == "csv":
-        print_out(client.get_blocking(path, query | {"format": "csv"}))
-        return 0
-    body = client.get_blocking(path, query)
-    if output == "json":
-        print_out(body + b"\n")
-        return 0
-    answer = decode_answer(body, path, RangeAnswer, client.shown)
-    print_out("\n".join(_write_bill(answer, title, names, namespace)) + "\n")
-    return 0
+    client = find_view(ctx).open(PERIOD_SECONDS)
+    write = partial(_write_bill, title, names, namespace)
+    print_answer(client, path, query, output, RangeAnswer, write)
+
+
+def _write_bill(
+    title: str, names: Sequence[str], namespace: str, answer: RangeAnswer
+) -> Iterator[str]:
+    yield write_period(title, answer.from_, answer.to, answer.simulated)
+    is_waste = "wasted" in names
+    if is_waste:
+        yield _write_waste(answer)
+
+    rows = [row for row in answer.rows if namespace in ("", row.namespace)]
+    for note in list_bill_notes(answer):
+        yield f"- {one_line(note)}"
+    if namespace and not rows:
+        yield f"- no pod of the namespace {namespace!a} held a GPU in this period"
+    if answer.totals.allocated_hours and _wasted_hours(answer.totals).underused is None:
+        yield "- under-used time is not known: no exporter counted it (docs/usage.md#waste)"
+    if is_waste:
+        yield "- podgpu savings says which of these GPUs could be given back"
+    yield ""
+
+    header = [name_group(answer).capitalize(), *write_titles(names, answer.currency)]
+    table = [[name_row(answer, row), *write_cells(names, row)] for row in rows]
+    total = "Total of all namespaces" if namespace else "Total"
+    totals = [total, *write_cells(names, answer.totals)]
+    if is_waste:
+        header.append("What to do")
+        for row, cells in zip(rows, table, strict=True):
+            cells.append(row.do or UNKNOWN)
+        if _wasted_hours(answer.totals).unallocated:
+            table.append(_write_unallocated(names, answer.totals))
+        totals.append(UNKNOWN)
+
+    yield from write_table(header, [*table, totals], 1, ends_with_text=is_waste)
 
 
 def _write_waste(answer: RangeAnswer) -> str:
@@ -176,68 +189,33 @@ def _write_waste(answer: RangeAnswer) -> str:
         ("under-used", waste.underused),
         ("unallocated", waste.unallocated),
     ]
-    written = [f"{name} {write_number(part)}" for name, part in parts]
-    wasted = f"{write_number(waste.total)} of {write_number(whole)} {unit}{ratio}"
+    written = [f"{name} {write_amount(part)}" for name, part in parts]
+    wasted = f"{write_amount(waste.total)} of {write_amount(whole)} {unit}{ratio}"
     return f"Wasted: {wasted}: {', '.join(written)}."
 
 
-def _write_bill(
-    answer: RangeAnswer, title: str, names: Sequence[str], namespace: str
-) -> Iterator[str]:
-    simulated = " (SIMULATED GPUs)" if answer.simulated else ""
-    yield f"{title}, {utc_text(answer.from_)} to {utc_text(answer.to)}{simulated}"
-    is_waste = "wasted" in names
-    if is_waste:
-        yield _write_waste(answer)
+def _write_unallocated(names: Sequence[str], totals: RangeFigures) -> list[str]:
+    """Returns the cells of the waste that no row of `/api/v1/waste` has."""
+    cost = write_amount(_wasted_cost(totals).unallocated)
+    cells = dict.fromkeys(names, UNKNOWN)
+    cells["wasted"] = cost
+    cells["wasted_unallocated"] = cost
+    return ["unallocated", *cells.values(), _DO_UNALLOCATED]
+
+
+def name_group(answer: RangeAnswer) -> str:
+    """Returns what a row stands for, such as `pod` or the name of a label."""
+    return answer.by.removeprefix("label:")
+
+
+def name_row(answer: RangeAnswer, row: RangeRow) -> str:
     nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
-
-    rows = []
-    for row in answer.rows:
-        if namespace in ("", row.namespace):
-            todo = [row.do or UNKNOWN] if is_waste else []
-            rows.append([describe_row(row, nameless), *write_cells(names, row), *todo])
-
-    notes = list_notes(answer)
-    if not rows and namespace:
-        notes.append(f"no pod of the namespace {namespace!a} held a GPU in this period")
-    if answer.totals.allocated_hours and _wasted_hours(answer.totals).underused is None:
-        notes.append("under-used time is not known: no exporter counted it (docs/usage.md#waste)")
-    if is_waste:
-        notes.append("podgpu savings says which of these GPUs could be given back")
-
-    for note in notes:
-        yield f"- {one_line(note)}"
-    yield ""
-
-    total = "Total of all namespaces" if namespace else "Total"
-    header = [answer.by.removeprefix("label:").capitalize(), *write_titles(names, answer.currency)]
-    if not is_waste:
-        rows.append([total, *write_cells(names, answer.totals)])
-        yield from write_table(header, rows, text_columns=1)
-        return
-
-    unallocated = _find_unallocated(answer.totals)
-    if unallocated.waste is not None:
-        cells = dict.fromkeys(names, UNKNOWN)
-        for name in ("wasted", "wasted_unallocated"):
-            cells[name] = COLUMNS[name].write(unallocated)
-        rows.append([describe_row(unallocated), *cells.values(), _DO_UNALLOCATED])
-    rows.append([total, *write_cells(names, answer.totals), UNKNOWN])
-    yield from write_table([*header, "What to do"], rows, text_columns=1, last_texts=1)
+    return describe_row(row, nameless)
 
 
-def _find_unallocated(totals: RangeFigures) -> RangeRow:
-    """Returns the part of the waste that no row of `/api/v1/waste` has."""
-    row = RangeRow(unallocated=True)
-    if totals.waste is not None and totals.waste.hours.unallocated:
-        cost = totals.waste.cost and Waste(unallocated=totals.waste.cost.unallocated)
-        row.waste = RangeWaste(Waste(unallocated=totals.waste.hours.unallocated), cost)
-    return row
-
-
-def list_notes(answer: RangeAnswer) -> list[str]:
+def list_bill_notes(answer: RangeAnswer) -> list[str]:
     """Returns what a reader of the bill must know, as sentences."""
     notes = []
     if answer.prices == "example":
-        notes.append(EXAMPLE_PRICES)
+        notes.append(_EXAMPLE_PRICES)
     return [*notes, *answer.notes]

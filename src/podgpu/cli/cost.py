@@ -29,9 +29,9 @@ _COLUMNS = (
     ("podgpu cost --by pod -n research", "the cost of each pod of a namespace"),
 )
 @click.pass_context
-def command(ctx: click.Context, /, **_options: Any) -> int:
+def command(ctx: click.Context, /, **_options: Any) -> None:
     """Print GPU-hours, energy and cost of a period.
 
     Reads the API of `podgpu cluster`, or of an exporter with --history-dir.
     """
-    return print_bill(ctx, RANGE_PATH, "Cost", _COLUMNS)
+    print_bill(ctx, RANGE_PATH, "Cost", _COLUMNS)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import click
 
 from podgpu.cli.options import make_command
-from podgpu.cli.terminal import print_out
+from podgpu.cli.tables import write_table
+from podgpu.cli.terminal import print_lines
 from podgpu.errors import UsageError
 from podgpu.metrics.fields import Field, FieldValue, Gpm, NvmlCall, Recorded, fields, rename_of
+
+_HEADER = ("id", "name", "unit", "mig", "from", "in 4.9")
 
 
 @make_command(
@@ -35,12 +38,7 @@ def command(pattern: str) -> None:
             f"no field has {pattern!r} in its name; podgpu fields without a text lists all fields"
         )
 
-    table = [("id", "name", "unit", "mig", "from", "in 4.9"), *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        line = "  ".join(cells).rstrip()
-        print_out(f"{line}\n")
+    print_lines(write_table(_HEADER, rows, len(_HEADER)))
 
 
 def _describe_successor(field: Field) -> str:

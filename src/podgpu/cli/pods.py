@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -11,12 +12,10 @@ import click
 from podgpu.charge import Waste
 from podgpu.cli.options import make_command
 from podgpu.cli.tables import UNKNOWN, write_table
-from podgpu.cli.terminal import print_out
-from podgpu.cli.view_options import find_view, make_at_query, parse_at
+from podgpu.cli.view_options import find_view, make_at_query, parse_at, print_answer
 from podgpu.errors import UsageError, plural, utc_text
 from podgpu.fleet.pod_list import PodRow, PodsResponse
-from podgpu.top.table import format_duration, format_gib, format_percent
-from podgpu.view_address import decode_answer
+from podgpu.top.table import format_duration, format_gib, format_gpus, format_percent
 
 _PATH = "api/v1/pods"
 _TIMEOUT = 30.0
@@ -49,30 +48,25 @@ _ORDERS: dict[str, Callable[[PodRow], float]] = {
     ("podgpu pods -n research --sort wasted", "the pods of a namespace, the largest waste first"),
 )
 @click.pass_context
-def command(ctx: click.Context, /, **options: Any) -> int:
+def command(ctx: click.Context, /, **options: Any) -> None:
     """Print the pods, jobs and users that hold GPUs now, or at another time, and how they use them.
 
     Reads the API of `podgpu cluster` or of an exporter.
     """
     namespace = options["namespace"]
-    is_json = options["output"] == "json"
-    if namespace and is_json:
+    if namespace and options["output"] == "json":
         raise UsageError("--namespace selects rows of the table: leave it out with -o json")
 
     at = parse_at(options["at"])
     client = find_view(ctx).open(_TIMEOUT)
-    body = client.get_blocking(_PATH, make_at_query(at))
-    if is_json:
-        print_out(body + b"\n")
-        return 0
-    answer = decode_answer(body, _PATH, PodsResponse, client.shown)
-    lines = [] if at is None else [f"As of {utc_text(at)}"]
-    lines += _write(answer, namespace, options["sort"])
-    print_out("\n".join(lines) + "\n")
-    return 0
+    write = partial(_write, at, namespace, options["sort"])
+    print_answer(client, _PATH, make_at_query(at), options["output"], PodsResponse, write)
 
 
-def _write(answer: PodsResponse, namespace: str, order: str) -> Iterator[str]:
+def _write(at: float | None, namespace: str, order: str, answer: PodsResponse) -> Iterator[str]:
+    if at is not None:
+        yield f"As of {utc_text(at)}"
+
     rows = [row for row in answer.pods if namespace in ("", row.namespace)]
     if order in _ORDERS:
         rows.sort(key=_ORDERS[order], reverse=True)
@@ -99,7 +93,7 @@ def _write_row(row: PodRow, now: float) -> list[str]:
 
     idle_gpus = UNKNOWN
     if row.unknown_gpus < row.allocated_gpus:
-        idle_gpus = _write_gpus(row.idle_gpus)
+        idle_gpus = format_gpus(row.idle_gpus)
     idle_time = UNKNOWN
     if row.idle_since is not None:
         idle_time = format_duration(max(0.0, now - row.idle_since))
@@ -108,7 +102,7 @@ def _write_row(row: PodRow, now: float) -> list[str]:
         name,
         owner,
         place,
-        _write_gpus(row.allocated_gpus),
+        format_gpus(row.allocated_gpus),
         format_percent(row.utilization_ratio),
         format_gib(row.memory_used_bytes),
         idle_gpus,
@@ -117,10 +111,6 @@ def _write_row(row: PodRow, now: float) -> list[str]:
         _write_money(row.cost_per_hour),
         _write_money(_sum_waste(row)),
     ]
-
-
-def _write_gpus(number: float) -> str:
-    return f"{number:.2f}".rstrip("0").rstrip(".")
 
 
 def _write_money(amount: float | None) -> str:

@@ -14,12 +14,12 @@ import click
 
 from podgpu.cli.bills import (
     COLUMNS,
-    EXAMPLE_PRICES,
     RANGE_PATH,
-    TIMEOUT,
+    list_bill_notes,
     make_range_query,
+    name_group,
+    name_row,
     write_cells,
-    write_number,
     write_titles,
 )
 from podgpu.cli.options import make_command
@@ -27,15 +27,14 @@ from podgpu.cli.savings import (
     LINES,
     SAVINGS_PATH,
     TOTALS,
-    describe_shared,
-    describe_totals,
+    describe_savings,
     list_notes,
     make_lines,
     make_totals,
 )
-from podgpu.cli.tables import UNKNOWN
+from podgpu.cli.tables import UNKNOWN, write_amount, write_period
 from podgpu.cli.terminal import print_out
-from podgpu.cli.view_options import find_view, make_at_query, parse_at
+from podgpu.cli.view_options import PERIOD_SECONDS, find_view, make_at_query, parse_at
 from podgpu.errors import SourceError, utc_text
 from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import View, decode_view
@@ -84,37 +83,32 @@ class _Table(NamedTuple):
     ),
 )
 @click.pass_context
-def command(ctx: click.Context, /, **options: Any) -> int:
+def command(ctx: click.Context, /, **options: Any) -> None:
     """Print GPU-hours, energy, cost and waste for a period, the owners with the most idle time, and
     broken GPUs.
 
     Reads the API of `podgpu cluster`, or of an exporter with --history-dir.
     """
     range = options["range"]
-    by = options["by"]
     at = parse_at(options["at"])
-    query = make_range_query(range, by, at)
+    query = make_range_query(range, options["by"], at)
 
-    client = find_view(ctx).open(TIMEOUT)
+    client = find_view(ctx).open(PERIOD_SECONDS)
     if options["format"] == "csv":
         print_out(client.get_blocking(RANGE_PATH, query | {"format": "csv"}))
-        return 0
+        return
 
     answer = _read_range(client, query)
     owners = _read_range(client, query | {"by": "owner"})
     view = _read_view(client, at)
 
     start = answer.from_ if answer.recorded_from is None else answer.recorded_from
-    title = f"GPU report, {utc_text(start)} to {utc_text(answer.to)}"
-    if answer.simulated:
-        title += " (SIMULATED GPUs)"
+    title = write_period("GPU report", start, answer.to, answer.simulated)
 
     notes = []
     if range != "month":
         notes += _explain_length(answer.to - start, parse_range(range))
-    if answer.prices == "example":
-        notes.append(EXAMPLE_PRICES)
-    notes += answer.notes
+    notes += list_bill_notes(answer)
 
     tables = _make_tables(answer, owners)
     if view is None:
@@ -129,7 +123,6 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         tables += _make_savings_tables(savings)
     write = _write_html if options["format"] == "html" else _write_markdown
     print_out(write(title, notes, tables))
-    return 0
 
 
 def _read_view(client: ViewClient, at: float | None) -> View | None:
@@ -149,12 +142,15 @@ def _make_health_tables(view: View, at: float | None) -> list[_Table]:
     else:
         title = f"Broken GPUs at {utc_text(at)}"
         texts = _list_broken_then(view)
-    tables = [_Table(title, ["Problem"], [[text] for text in texts], is_prose=True)]
-    refused = [[text] for text in _list_refused(view)]
+    tables = [_list_texts(title, "Problem", texts)]
+    refused = _list_refused(view)
     if refused:
-        title = "Only Kubernetes calls them unhealthy"
-        tables.append(_Table(title, ["GPU"], refused, is_prose=True))
+        tables.append(_list_texts("Only Kubernetes calls them unhealthy", "GPU", refused))
     return tables
+
+
+def _list_texts(title: str, header: str, texts: Iterable[str]) -> _Table:
+    return _Table(title, [header], [[text] for text in texts], is_prose=True)
 
 
 def _read_range(client: ViewClient, query: dict[str, str]) -> RangeAnswer:
@@ -171,9 +167,9 @@ def _read_savings(client: ViewClient, range: str) -> SavingsAnswer | None:
 
 
 def _make_savings_tables(savings: SavingsAnswer) -> list[_Table]:
-    title = f"Savings, {utc_text(savings.from_)} to {utc_text(savings.to)}"
-    texts = [describe_totals(savings), describe_shared(savings), *list_notes(savings)]
-    tables = [_Table(title, ["In short"], [[text] for text in filter(None, texts)], is_prose=True)]
+    title = write_period("Savings", savings.from_, savings.to, is_simulated=False)
+    texts = describe_savings(savings) + list_notes(savings)
+    tables = [_list_texts(title, "In short", texts)]
     if not savings.advice:
         return tables
 
@@ -239,11 +235,8 @@ def _explain_length(seconds: float, asked: float) -> list[str]:
 
 def _make_tables(answer: RangeAnswer, owners: RangeAnswer) -> list[_Table]:
     columns = write_titles(_ALL_COLUMNS, answer.currency)
-    group = answer.by.removeprefix("label:")
-    nameless = "(no namespace)" if answer.by == "namespace" else "(without this label)"
-    rows = []
-    for row in answer.rows:
-        rows.append([describe_row(row, nameless), *write_cells(_ALL_COLUMNS, row)])
+    group = name_group(answer)
+    rows = [[name_row(answer, row), *write_cells(_ALL_COLUMNS, row)] for row in answer.rows]
 
     idle = [row for row in owners.rows if row.idle_hours]
     idle.sort(key=lambda row: (row.wasted or 0, row.idle_hours), reverse=True)
@@ -286,7 +279,7 @@ def _make_token_cells(row: RangeFigures, tokens: TokenFigures) -> list[str]:
         costs += [split.prompt_cost, split.generated_cost]
 
     cells = [f"{row.prompt_tokens or 0:,}", f"{row.generated_tokens or 0:,}", joules]
-    cells += map(write_number, costs)
+    cells += map(write_amount, costs)
     return cells
 
 

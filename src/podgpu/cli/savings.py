@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from podgpu.cli.options import make_command
-from podgpu.cli.tables import UNKNOWN, write_table
-from podgpu.cli.terminal import print_out
-from podgpu.cli.view_options import find_view
-from podgpu.errors import UsageError, one_line, plural, utc_text
+from podgpu.cli.tables import UNKNOWN, count_gpus, write_amount, write_period, write_table
+from podgpu.cli.view_options import PERIOD_SECONDS, find_view, print_answer
+from podgpu.errors import UsageError, one_line, plural
 from podgpu.known import divide_known
 from podgpu.past.bill import describe_owner
 from podgpu.past.savings import (
@@ -25,10 +24,9 @@ from podgpu.past.savings import (
     name_pod,
     parse_savings_query,
 )
-from podgpu.view_address import decode_answer
+from podgpu.pending.reasons import number
 
 SAVINGS_PATH = "api/v1/savings"
-TIMEOUT = 90.0  # longer than a query to Prometheus
 _GIB = 1024**3
 TOTALS = ("Per month", "GPUs", "GPU-hours", "Cost")
 LINES = (
@@ -64,53 +62,39 @@ PODS = (
     ("podgpu savings -o csv > savings.csv", "one row per pod, for a spreadsheet"),
 )
 @click.pass_context
-def command(ctx: click.Context, /, **options: Any) -> int:
+def command(ctx: click.Context, /, **options: Any) -> None:
     """Print which GPUs could be given back, and what the pods would notice: pods to stop, to
     shrink, or to put on a shared GPU, and free GPUs to bring together.
 
     Reads the API of `podgpu cluster`. Nothing is changed.
     """
-    output = options["output"]
     query = {name: options[name] for name in ("range", "slowdown", "idle")}
     try:
         parse_savings_query(query)
     except UsageError as error:
         raise UsageError(f"--{error}") from error
 
-    client = find_view(ctx).open(TIMEOUT)
-    if output == "csv":
-        print_out(client.get_blocking(SAVINGS_PATH, query | {"format": "csv"}))
-        return 0
-    body = client.get_blocking(SAVINGS_PATH, query)
-    if output == "json":
-        print_out(body)
-        return 0
-
-    answer = decode_answer(body, SAVINGS_PATH, SavingsAnswer, client.shown)
-    print_out("\n".join(_write(answer)) + "\n")
-    return 0
+    client = find_view(ctx).open(PERIOD_SECONDS)
+    print_answer(client, SAVINGS_PATH, query, options["output"], SavingsAnswer, _write)
 
 
-def describe_totals(answer: SavingsAnswer) -> str:
-    """Returns the result in one sentence."""
+def describe_savings(answer: SavingsAnswer) -> list[str]:
+    """Returns the result in sentences. Compares predictions with pods that share already."""
     totals = answer.totals
-    text = (
-        f"{_number(totals.saved.gpus)} of {_number(totals.before.gpus)} GPUs that pods hold could"
+    result = (
+        f"{number(totals.saved.gpus)} of {number(totals.before.gpus)} GPUs that pods hold could"
         f" be given back: {_amounts(totals.saved, answer)} per month."
     )
     if totals.packed_gpus:
-        text += f" Moves would bring {plural(totals.packed_gpus, 'free GPU')} together."
-    return text
-
-
-def describe_shared(answer: SavingsAnswer) -> str:
-    """Compares predictions with pods that share already. Empty if there are none."""
+        result += f" Moves would bring {plural(totals.packed_gpus, 'free GPU')} together."
     if answer.prediction_error_ratio is None:
-        return ""
-    return (
+        return [result]
+
+    shared = (
         f"{plural(len(answer.shared), 'pod')} share GPUs already. Their waiting time was predicted"
         f" with a mean error of {100 * answer.prediction_error_ratio:.1f} points."
     )
+    return [result, shared]
 
 
 def make_totals(answer: SavingsAnswer) -> list[list[str]]:
@@ -125,7 +109,11 @@ def make_totals(answer: SavingsAnswer) -> list[list[str]]:
 
 
 def _make_total(name: str, monthly: Monthly) -> list[str]:
-    return [name, _number(monthly.gpus), f"{monthly.gpu_hours:,.1f}", _money(monthly.cost)]
+    return [name, *_write_monthly(monthly)]
+
+
+def _write_monthly(monthly: Monthly) -> list[str]:
+    return [number(monthly.gpus), f"{monthly.gpu_hours:,.1f}", write_amount(monthly.cost)]
 
 
 def make_lines(answer: SavingsAnswer) -> list[list[str]]:
@@ -136,10 +124,8 @@ def make_lines(answer: SavingsAnswer) -> list[list[str]]:
         then = line.target
         if not then and line.kind == "stop":
             then = "no GPU"
-        row = [line.kind, names, then, _number(line.gpus_before), _money(line.cost)]
-        saved = line.saved
-        row += [_number(saved.gpus), f"{saved.gpu_hours:,.1f}", _money(saved.cost)]
-        rows.append(row)
+        before = [number(line.gpus_before), write_amount(line.cost)]
+        rows.append([line.kind, names, then, *before, *_write_monthly(line.saved)])
     return rows
 
 
@@ -159,7 +145,7 @@ def _make_pod(line: Advice, pod: PodAdvice) -> list[str]:
         name_pod(pod),
         owner,
         node,
-        _number(pod.gpus),
+        number(pod.gpus),
         _write_known(pod.busy, "{:.3f}"),
         _write_known(pod.peak_busy, "{:.3f}"),
         _write_known(wait_percent, "{:.1f} %"),
@@ -178,19 +164,14 @@ def list_notes(answer: SavingsAnswer) -> list[str]:
     """Returns what the answer does not include, as sentences."""
     notes = list(answer.notes)
     for row in answer.left_out:
-        gpus = "1 GPU" if row.gpus == 1 else f"{_number(row.gpus)} GPUs"
-        notes.append(f"in no line: {plural(row.pods, 'pod')}, {gpus}: {row.says}")
+        pods = plural(row.pods, "pod")
+        notes.append(f"in no line: {pods}, {count_gpus(row.gpus)}: {row.says}")
     return notes
 
 
 def _write(answer: SavingsAnswer) -> Iterator[str]:
-    title = f"Savings, {utc_text(answer.from_)} to {utc_text(answer.to)}"
-    yield title + (" (SIMULATED GPUs)" if answer.simulated else "")
-    yield describe_totals(answer)
-
-    shared = describe_shared(answer)
-    if shared:
-        yield shared
+    yield write_period("Savings", answer.from_, answer.to, answer.simulated)
+    yield from describe_savings(answer)
     for note in list_notes(answer):
         yield f"- {one_line(note)}"
 
@@ -203,18 +184,10 @@ def _write(answer: SavingsAnswer) -> Iterator[str]:
     yield ""
     yield from write_table(PODS, make_pods(answer), 4)
     yield ""
-    for number, line in enumerate(answer.advice, 1):
-        yield f"{number}. {line.kind}: {one_line(line.says)}"
+    for place, line in enumerate(answer.advice, 1):
+        yield f"{place}. {line.kind}: {one_line(line.says)}"
         yield f"   Assumes: {one_line(line.assumes)}"
         yield f"   Falsified by: {one_line(line.falsified_by)}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.2f}".rstrip("0").rstrip(".")
-
-
-def _money(cost: float | None) -> str:
-    return UNKNOWN if cost is None else f"{cost:,.2f}"
 
 
 def _amounts(monthly: Monthly, answer: SavingsAnswer) -> str:

@@ -1,23 +1,39 @@
-"""Writes tables for the terminal and for text files."""
+"""Writes tables and amounts for the terminal and for text files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from podgpu.errors import one_line
+from podgpu.errors import one_line, utc_text
+from podgpu.pending.reasons import number
 
 UNKNOWN = "–"
 _GAP = "  "
+
+
+def write_amount(amount: float | None) -> str:
+    return UNKNOWN if amount is None else f"{amount:,.2f}"
+
+
+def count_gpus(gpus: float) -> str:
+    """Returns a text such as `1 GPU` or `2.5 GPUs`."""
+    return "1 GPU" if gpus == 1 else f"{number(gpus)} GPUs"
+
+
+def write_period(title: str, start: float, end: float, is_simulated: bool) -> str:
+    """Returns the title of an answer about a period."""
+    text = f"{title}, {utc_text(start)} to {utc_text(end)}"
+    return f"{text} (SIMULATED GPUs)" if is_simulated else text
 
 
 def write_table(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
     text_columns: int,
-    last_texts: int = 0,
+    ends_with_text: bool = False,
 ) -> Iterator[str]:
-    """Yields the lines. The first `text_columns` columns and the last `last_texts` are texts; the
-    others are numbers.
+    """Yields the lines. The first `text_columns` columns are texts. The others are numbers, except
+    the last one if the table ends with a text.
     """
     table = [list(header)]
     for row in rows:
@@ -27,6 +43,7 @@ def write_table(
     for line in table:
         cells = []
         for column, (cell, width) in enumerate(zip(line, widths, strict=True)):
-            is_text = column < text_columns or column >= len(line) - last_texts
+            is_last = column == len(header) - 1
+            is_text = column < text_columns or (ends_with_text and is_last)
             cells.append(cell.ljust(width) if is_text else cell.rjust(width))
         yield _GAP.join(cells).rstrip()

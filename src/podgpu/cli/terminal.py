@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -32,6 +32,10 @@ def print_out(text: str | bytes) -> None:
         raise
     except OSError as error:
         raise StartError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    print_out("".join(f"{line}\n" for line in lines))
 
 
 def is_screen() -> bool:

@@ -1,19 +1,25 @@
-"""Makes the address of a view from the options of a command."""
+"""Finds the view that a command reads, and prints its answers."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import click
 from click.core import ParameterSource
 
 from podgpu.cli.options import is_set, naming_option
+from podgpu.cli.terminal import print_lines, print_out
 from podgpu.clock import parse_moment
 from podgpu.errors import UsageError
 from podgpu.kube.config import load_user_config
 from podgpu.kube.service_proxy import KubeAddress, parse_service
-from podgpu.view_address import UrlAddress, ViewAddress
+from podgpu.view_address import UrlAddress, ViewAddress, ViewClient, decode_answer
 
+PERIOD_SECONDS = 90.0
+"""Time-out for answers about a period. Longer than a query to Prometheus."""
+_Answer = TypeVar("_Answer")
 _KUBE_OPTIONS = ("context", "service")
 _CHECK_SECONDS = 1.0  # not used: opening a client checks the URL, and connects to nothing
 
@@ -68,3 +74,26 @@ def find_kube_view(ctx: click.Context, *others: str) -> KubeAddress | None:
     service = ctx.params["service"]
     chosen = parse_service(service) if service else None
     return KubeAddress(load_user_config(ctx.params["kubeconfig"], ctx.params["context"]), chosen)
+
+
+def print_answer(
+    client: ViewClient,
+    path: str,
+    query: Mapping[str, str],
+    output: str,
+    kind: type[_Answer],
+    write: Callable[[_Answer], Iterable[str]],
+) -> None:
+    """Reads an answer and prints the lines that `write` makes of it.
+
+    With `output` json or csv, prints the text of the server.
+    """
+    if output == "csv":
+        print_out(client.get_blocking(path, {**query, "format": "csv"}))
+        return
+
+    body = client.get_blocking(path, query)
+    if output == "json":
+        print_out(body + b"\n")
+    else:
+        print_lines(write(decode_answer(body, path, kind, client.shown)))

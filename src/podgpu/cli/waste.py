@@ -27,10 +27,10 @@ _COLUMNS = (
     ("podgpu waste --range 7d --by owner", "the same for Deployments, Jobs and other owners"),
 )
 @click.pass_context
-def command(ctx: click.Context, /, **_options: Any) -> int:
+def command(ctx: click.Context, /, **_options: Any) -> None:
     """Print how much was wasted in a period, by whom, and what to do: how long GPUs were held and
     idle or under-used, the largest waste first, and what nobody held.
 
     Reads the API of `podgpu cluster`, or of an exporter with --history-dir.
     """
-    return print_bill(ctx, WASTE_PATH, "Waste", _COLUMNS)
+    print_bill(ctx, WASTE_PATH, "Waste", _COLUMNS)

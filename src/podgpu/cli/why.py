@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from podgpu.cli.options import make_command
-from podgpu.cli.tables import write_table
-from podgpu.cli.terminal import print_out
+from podgpu.cli.tables import count_gpus, write_table
+from podgpu.cli.terminal import print_lines, print_out
 from podgpu.cli.view_options import find_view
-from podgpu.cli.why_slow import SlowAnswer, read_slow, write_slow
+from podgpu.cli.why_slow import Explanation, explain_slow
 from podgpu.errors import SourceError, UsageError, few_of, one_line, plural
 from podgpu.pending.cluster_index import FreeGpus
 from podgpu.pending.idle_pods import IdlePod
@@ -34,7 +34,7 @@ _NAMED = 3
 )
 @click.argument("pod", metavar="[POD]", default="")
 @click.pass_context
-def command(ctx: click.Context, /, pod: str, **options: Any) -> int:
+def command(ctx: click.Context, /, pod: str, **options: Any) -> None:
     """Print why a pod that requests GPUs is pending, and which idle pods could make room. If it
     runs or has ended, print what slowed it down, what did not, and what was not measured.
 
@@ -51,37 +51,33 @@ def command(ctx: click.Context, /, pod: str, **options: Any) -> int:
         pod = name
 
     client = find_view(ctx).open(_TIMEOUT)
+    explanation = _explain_pending(client, namespace, pod)
+    if explanation is None:
+        explanation = explain_slow(client, namespace, pod)
+
+    if options["output"] == "json":
+        print_out(explanation.body + b"\n")
+    else:
+        print_lines(explanation.lines)
+
+
+def _explain_pending(client: ViewClient, namespace: str, pod: str) -> Explanation | None:
+    """Returns None if the pod is not pending. Without a pod, explains the whole queue."""
+    query = {"ns": namespace, "pod": pod}
     try:
-        body, answer = _read_queue(client, namespace, pod)
+        body = client.get_blocking(_PATH, {key: value for key, value in query.items() if value})
     except SourceError as error:
         if not pod or error.reason != "http_404":
             raise
         # Without --queue, pods that run are known nevertheless.
-        return _print_slow(read_slow(client, namespace, pod), options["output"])
+        return None
 
-    if pod and not answer.groups:
-        return _print_slow(read_slow(client, namespace, pod), options["output"])
-
-    if options["output"] == "json":
-        print_out(body + b"\n")
-    else:
-        lines = _write_pods(answer) if pod else _write_queue(answer)
-        print_out("\n".join(lines) + "\n")
-    return 0
-
-
-def _read_queue(client: ViewClient, namespace: str, pod: str) -> tuple[bytes, QueueAnswer]:
-    query = {"ns": namespace, "pod": pod}
-    body = client.get_blocking(_PATH, {key: value for key, value in query.items() if value})
-    return body, decode_answer(body, _PATH, QueueAnswer, client.shown)
-
-
-def _print_slow(slow: SlowAnswer, output: str) -> int:
-    if output == "json":
-        print_out(slow.body + b"\n")
-    else:
-        print_out("\n".join(write_slow(slow.summary)) + "\n")
-    return 0
+    answer = decode_answer(body, _PATH, QueueAnswer, client.shown)
+    if not pod:
+        return Explanation(body, _write_queue(answer))
+    if not answer.groups:
+        return None
+    return Explanation(body, _write_pods(answer))
 
 
 def _write_queue(answer: QueueAnswer) -> Iterator[str]:
@@ -190,7 +186,5 @@ def _name_idle(pod: IdlePod, now: float) -> str:
     if pod.hidden:
         name = "a pod that you may not see"
     owner = f" ({pod.owner.text})" if pod.owner else ""
-    gpus = "1 GPU" if pod.gpus == 1 else f"{number(pod.gpus)} GPUs"
-
     seconds = max(0.0, now - pod.idle_since)
-    return f"{name}{owner}, {gpus} idle for {format_duration(seconds)}"
+    return f"{name}{owner}, {count_gpus(pod.gpus)} idle for {format_duration(seconds)}"

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import quote
 
+from podgpu.cli.tables import count_gpus
 from podgpu.errors import SourceError, UsageError, few_of, one_line
 from podgpu.fleet.pod_list import PodsResponse
 from podgpu.past.job import JobSummary
 from podgpu.past.slow_checks import CheckState
-from podgpu.pending.reasons import number
 from podgpu.top.table import format_duration
-from podgpu.view_address import ViewClient, decode_answer
+from podgpu.view_address import ViewClient, decode_answer, read_answer
 
 _PODS_PATH = "api/v1/pods"
 _NO_RECORD = "http_404"
@@ -24,12 +24,12 @@ _WORDS: dict[CheckState, str] = {
 }
 
 
-class SlowAnswer(NamedTuple):
-    body: bytes
-    summary: JobSummary
+class Explanation(NamedTuple):
+    body: bytes  # JSON
+    lines: Iterator[str]
 
 
-def read_slow(client: ViewClient, namespace: str, pod: str) -> SlowAnswer:
+def explain_slow(client: ViewClient, namespace: str, pod: str) -> Explanation:
     """`namespace`: empty if not given. Raises SourceError if the pod has held no GPU."""
     if not namespace:
         namespace = _find_namespace(client, pod)
@@ -41,13 +41,13 @@ def read_slow(client: ViewClient, namespace: str, pod: str) -> SlowAnswer:
             message = f"{namespace}/{pod} is not pending, and why it may be slow is not known: "
             raise SourceError("not_pending", message + str(error)) from error
         raise
-    return SlowAnswer(body, decode_answer(body, path, JobSummary, client.shown))
+    summary = decode_answer(body, path, JobSummary, client.shown)
+    return Explanation(body, _write_slow(summary))
 
 
 def _find_namespace(client: ViewClient, pod: str) -> str:
     """Returns the namespace of the pod of this name that holds a GPU now."""
-    body = client.get_blocking(_PODS_PATH)
-    answer = decode_answer(body, _PODS_PATH, PodsResponse, client.shown)
+    answer = read_answer(client, _PODS_PATH, PodsResponse)
     names = sorted({row.namespace for row in answer.pods if row.pod == pod})
     if len(names) > 1:
         raise UsageError(f"{len(names)} namespaces have a pod {pod} ({few_of(names)}): give -n")
@@ -60,7 +60,7 @@ def _find_namespace(client: ViewClient, pod: str) -> str:
     return names[0]
 
 
-def write_slow(summary: JobSummary) -> Iterator[str]:
+def _write_slow(summary: JobSummary) -> Iterator[str]:
     if summary.simulated:
         yield "SIMULATED GPUs"
     yield one_line(_write_head(summary))
@@ -83,7 +83,7 @@ def write_slow(summary: JobSummary) -> Iterator[str]:
 
 def _write_head(summary: JobSummary) -> str:
     owner = f" ({summary.owner.text})" if summary.owner else ""
-    gpus = "1 GPU" if summary.gpus == 1 else f"{number(summary.gpus)} GPUs"
+    gpus = count_gpus(summary.gpus)
     if summary.shared:
         gpus = f"a part of {gpus}"
     verb = "has held" if summary.to is None else "held"

@@ -82,6 +82,10 @@ def format_number(value: float | None, unit: str = "") -> str:
     return f"{value:.0f}{unit}"
 
 
+def format_gpus(number: float) -> str:
+    return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
 def format_idle(use: Use | None, seconds: float | None) -> str:
     if use == "used":
         return "busy"
@@ -424,14 +428,14 @@ def _format_cost(totals: Totals, allocated_cost: float, currency: str) -> Span:
 
 def render_totals(totals: Totals, currency: str, width: int) -> Spans:
     parts: dict[str, Span] = {}
-    parts["allocated"] = f"{_format_gpus(totals.allocated)}/{totals.gpus} allocated", ""
-    parts["used"] = f"{_format_gpus(totals.used)} used", ""
-    parts["idle"] = f"{_format_gpus(totals.idle)} idle", "warn" if totals.idle else ""
+    parts["allocated"] = f"{format_gpus(totals.allocated)}/{totals.gpus} allocated", ""
+    parts["used"] = f"{format_gpus(totals.used)} used", ""
+    parts["idle"] = f"{format_gpus(totals.idle)} idle", "warn" if totals.idle else ""
     if totals.unknown:
-        parts["unknown"] = f"{_format_gpus(totals.unknown)} use unknown", ""
-    parts["free"] = f"{_format_gpus(totals.free)} free", ""
+        parts["unknown"] = f"{format_gpus(totals.unknown)} use unknown", ""
+    parts["free"] = f"{format_gpus(totals.free)} free", ""
     if totals.unheld_unknown:
-        parts["unheld"] = f"{_format_gpus(totals.unheld_unknown)} holder unknown", ""
+        parts["unheld"] = f"{format_gpus(totals.unheld_unknown)} holder unknown", ""
     parts["broken"] = f"{totals.broken} broken", "bad" if totals.broken else ""
     if totals.kubernetes_unhealthy:
         parts["refused"] = f"{totals.kubernetes_unhealthy} unhealthy in Kubernetes", "warn"
@@ -444,10 +448,6 @@ def render_totals(totals: Totals, currency: str, width: int) -> Spans:
         if len(line) > width:
             parts.pop(name, None)
     return [(text + _GAP, style) for text, style in parts.values()]
-
-
-def _format_gpus(number: float) -> str:
-    return f"{number:.2f}".rstrip("0").rstrip(".")
 
 
 def _format_watts(watts: float | None) -> str:
