@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -349,8 +349,7 @@ def _watch_owners(options: Options, stack: ExitStack) -> ApiMap[PodName, Workloa
     if options["owners"] == "api" or (options["owners"] == "auto" and _uses_api(options)):
         config = load_config(options["kubeconfig"])
         owners = ApiMap(config, PODS_PATH, parse_owner, "owners of pods")
-        stack.callback(owners.close)
-        return owners
+        return stack.enter_context(closing(owners))
     return None
 
 
@@ -364,8 +363,7 @@ def _watch_node_labels(options: Options, stack: ExitStack) -> ApiMap[str, dict[s
         # For example in a pod without a token. A note then says which prices are unknown.
         return None
     labels = ApiMap(config, NODES_PATH, parse_node_labels, "labels of nodes")
-    stack.callback(labels.close)
-    return labels
+    return stack.enter_context(closing(labels))
 
 
 def _watch_endpoints(options: Options, stack: ExitStack) -> ApiMap[PodName, PodEndpoint] | None:
@@ -375,8 +373,7 @@ def _watch_endpoints(options: Options, stack: ExitStack) -> ApiMap[PodName, PodE
     with naming_option("--token-metrics pods"):
         config = load_config(options["kubeconfig"])
     endpoints = ApiMap(config, PODS_PATH, parse_endpoint, "addresses of pods", metadata_only=False)
-    stack.callback(endpoints.close)
-    return endpoints
+    return stack.enter_context(closing(endpoints))
 
 
 def _watch_queue(options: Options, stack: ExitStack, cluster: Cluster) -> QueueWatch | None:
@@ -385,17 +382,14 @@ def _watch_queue(options: Options, stack: ExitStack, cluster: Cluster) -> QueueW
         return None
     with naming_option("--queue"):
         config = load_config(options["kubeconfig"])
-    queue = QueueWatch(config, lambda: cluster.published.state)
-    stack.callback(queue.close)
-    return queue
+    return stack.enter_context(closing(QueueWatch(config, lambda: cluster.published.state)))
 
 
 def _watch_targets(options: Options, stack: ExitStack) -> KubernetesTargets:
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
     selector = ServiceSelector.parse(options["discover_kubernetes"])
     targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
-    stack.callback(targets.close)
-    return targets
+    return stack.enter_context(closing(targets))
 
 
 def _prometheus_server(options: Options) -> PrometheusServer:

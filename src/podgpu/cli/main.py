@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import chain
 
 import click
 
@@ -70,8 +71,11 @@ _CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")
 class _Commands(click.Group):
     """Imports the module of a command only when the command runs. This saves memory."""
 
+    sections = {"Commands": MAIN_COMMANDS, "More commands": OTHER_COMMANDS}
+    examples = _EXAMPLES
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(chain(*self.sections.values()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -90,19 +94,19 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in (("Commands", MAIN_COMMANDS), ("More commands", OTHER_COMMANDS)):
+        for title, commands in self.sections.items():
             with formatter.section(title):
                 formatter.write_dl(list(commands.items()))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(formatter, _EXAMPLES)
+        write_examples(formatter, self.examples)
 
 
 class _KubectlCommands(_Commands):
     """The commands of the kubectl plugin."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(KUBECTL_COMMANDS)
+    sections = {"Commands": {name: COMMANDS[name] for name in KUBECTL_COMMANDS}}
+    examples = _KUBECTL_EXAMPLES
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -110,13 +114,6 @@ class _KubectlCommands(_Commands):
         if args[0] in COMMANDS and args[0] not in KUBECTL_COMMANDS:
             ctx.fail(f"'{args[0]}' runs on a node or a server: use podgpu {args[0]}")
         return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in KUBECTL_COMMANDS])
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(formatter, _KUBECTL_EXAMPLES)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -153,7 +150,7 @@ def kubectl_main() -> None:
 def run_kubectl(arguments: list[str]) -> int:
     """Like `run`, for `kubectl podgpu`."""
     first = arguments[0] if arguments else ""
-    is_command = first != "" and not first.startswith("-")
+    is_command = first and not first.startswith("-")
     if not is_command and first not in ("-h", "--help", "--version"):
         arguments = ["top", *arguments]
     return run(arguments, kubectl_cli, KUBECTL_PROGRAM)
@@ -200,20 +197,17 @@ def run(arguments: list[str], group: click.Group = cli, program: str = "podgpu")
         return _fail(f"{text} (see {program}{command} --help)", 2)
     except click.Abort:
         return 130
+    except UsageError as error:
+        return _fail(str(error), 2, error.remedy)
     except PodgpuError as error:
-        code = _fail(str(error), 2 if isinstance(error, UsageError) else 1)
-        if error.remedy:
-            click.echo(f"\n{error.remedy}", err=True)
-        return code
+        return _fail(str(error), 1, error.remedy)
     except ModuleNotFoundError as error:
         package, _, _ = (error.name or "").partition(".")
         if package not in _OPTIONAL_PACKAGES:
             raise
         return _fail(_explain_missing(package, arguments[0]), 1)
 
-    if not isinstance(result, int):
-        return 0
-    return result
+    return result if isinstance(result, int) else 0
 
 
 def _explain_missing(package: str, command: str) -> str:
@@ -236,6 +230,8 @@ def _explain(error: click.UsageError) -> str:
     return f"{flag}: {error.message}{origin}"
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(message: str, code: int, remedy: str = "") -> int:
     click.echo(f"podgpu: {one_line(message)}", err=True)
+    if remedy:
+        click.echo(f"\n{remedy}", err=True)
     return code
