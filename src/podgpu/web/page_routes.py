@@ -165,8 +165,7 @@ class _NowRoutes:
 
     async def pods(self, request: web.Request) -> web.Response:
         published = await self._find_selected(request)
-        if published.state.totals_only is not None:
-            return json_error(404, "too many GPUs for a list of pods: choose one pod")
+        _check_has_all(published, "too many GPUs for a list of pods: choose one pod")
         visible = await self._read_visible(request, published)
         return await _json_response(request, await asyncio.to_thread(make_pods, visible))
 
@@ -174,34 +173,29 @@ class _NowRoutes:
         namespace, name = _parse_pod(request)
         cluster = request.query.get("cluster")
         missing = f"pod {namespace}/{name} holds no GPU"
-        if not await viewer_of(request).visible([namespace]):
-            return json_error(404, missing)
-
+        await _check_visible(request, namespace, missing)
         published = await self._find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name))
-        answer = await asyncio.to_thread(
+        found = await asyncio.to_thread(
             lambda: make_pod(published.state, published.view, namespace, name, cluster)
         )
-        if answer is not None:
-            namespaces = partial(list_namespaces, answer.nodes)
-            answer = await _redact(request, answer, namespaces, hide_in_pod)
-
-        return await _json_response(request, answer, missing)
+        answer = _require(found, missing)
+        namespaces = partial(list_namespaces, answer.nodes)
+        answer = await _redact(request, answer, namespaces, hide_in_pod)
+        return await _json_response(request, answer)
 
     async def gpu(self, request: web.Request) -> web.Response:
         uuid = request.match_info["uuid"]
         published = await self._find(GpuQuery(gpu=uuid))
-        answer = await asyncio.to_thread(lambda: make_gpu_answer(published.view, uuid))
-        if answer is not None:
-            answer = await self.complete_gpu(answer)
-            namespaces = partial(_namespaces_in, published.view)
-            answer = await _redact(request, answer, namespaces, hide_in_gpu)
-        return await _json_response(request, answer, f"GPU {uuid[:64]!r} does not exist")
+        found = await asyncio.to_thread(lambda: make_gpu_answer(published.view, uuid))
+        answer = _require(found, f"GPU {uuid[:64]!r} does not exist")
+        answer = await self.complete_gpu(answer)
+        namespaces = partial(_namespaces_in, published.view)
+        answer = await _redact(request, answer, namespaces, hide_in_gpu)
+        return await _json_response(request, answer)
 
     async def jobs(self, request: web.Request) -> web.Response:
         published = await asyncio.to_thread(self.read_latest)
-        if published.state.totals_only is not None:
-            return json_error(404, "too many GPUs for a list of jobs: choose one job")
-
+        _check_has_all(published, "too many GPUs for a list of jobs: choose one job")
         answer = await asyncio.to_thread(make_jobs, published.state)
         viewer = viewer_of(request)
         if not await viewer.sees_all():
@@ -214,15 +208,13 @@ class _NowRoutes:
     async def job(self, request: web.Request) -> web.Response:
         kind, namespace, name = _parse_job(request)
         missing = f"{kind} {namespace}/{name} holds no GPU"
-        if not await viewer_of(request).visible([namespace]):
-            return json_error(404, missing)
-
+        await _check_visible(request, namespace, missing)
         published = await self._find(GpuQuery(ns=namespace, owner=f"{kind}/{name}"))
-        answer = await asyncio.to_thread(make_job, published.state, kind, namespace, name)
-        if answer is not None and not await viewer_of(request).sees_all():
+        found = await asyncio.to_thread(make_job, published.state, kind, namespace, name)
+        answer = _require(found, missing)
+        if not await viewer_of(request).sees_all():
             _check_clusters([answer.cluster])
-
-        return await _json_response(request, answer, missing)
+        return await _json_response(request, answer)
 
 
 def _read_index(links: Sequence[str]) -> bytes:
@@ -232,6 +224,28 @@ def _read_index(links: Sequence[str]) -> bytes:
     text = text.replace("<!--links-->", anchors)
     text = text.replace("<!--version-->", __version__)
     return text.encode()
+
+
+class _Missing(Exception):
+    """The response is a 404 with this text."""
+
+
+def _require(answer: _Answer | None, missing: str) -> _Answer:
+    if answer is None:
+        raise _Missing(missing)
+    return answer
+
+
+async def _check_visible(request: web.Request, namespace: str, missing: str) -> None:
+    """What the user may not see does not exist for him."""
+    if not await viewer_of(request).visible([namespace]):
+        raise _Missing(missing)
+
+
+def _check_has_all(published: PublishedState, missing: str) -> None:
+    """In a large cluster, the state has only totals."""
+    if published.state.totals_only is not None:
+        raise _Missing(missing)
 
 
 def _namespaces_in(view: View) -> list[str]:
@@ -289,12 +303,7 @@ async def _redact(
     return await asyncio.to_thread(hide, answer, visible)
 
 
-async def _json_response(
-    request: web.Request, answer: msgspec.Struct | JsonObject | None, missing: str = ""
-) -> web.Response:
-    """Encodes the answer. If it is None, the response is a 404 with the message `missing`."""
-    if answer is None:
-        return json_error(404, missing)
+async def _json_response(request: web.Request, answer: msgspec.Struct | JsonObject) -> web.Response:
     return await _response(request, partial(msgspec.json.encode, answer), JSON_HEADERS)
 
 
@@ -321,13 +330,17 @@ async def _response(
 
 
 def _api_route(path: str, handler: Handler) -> web.RouteDef:
-    """Answers with 400 if the query is invalid, or with 503 if the data cannot be read."""
+    """Answers with 400 if the query is invalid, with 404 if there is nothing to answer, or with 503
+    if the data cannot be read.
+    """
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
         except UsageError as error:
             return json_error(400, str(error), error.facts)
+        except _Missing as error:
+            return json_error(404, str(error))
         except SourceError as error:
             return json_error(503, f"the data cannot be read: {error}", **{"Retry-After": "15"})
 
@@ -346,53 +359,43 @@ class _HistoryRoutes:
 
     async def sparklines(self, request: web.Request) -> web.StreamResponse:
         published = await asyncio.to_thread(self.read_latest)
-        if published.state.totals_only is not None:
-            return json_error(404, "too many GPUs for sparklines")
+        _check_has_all(published, "too many GPUs for sparklines")
         return await _json_response(request, await self.past.sparklines())
 
     async def gpu(self, request: web.Request) -> web.StreamResponse:
         uuid = request.match_info["uuid"]
         instance = request.query.get("instance", "")
         seconds = parse_range(request.query.get("range", "1h"))
-        answer = await self.past.gpu(uuid, instance, seconds)
-        if answer is not None:
-            namespaces = partial(list_held_namespaces, [answer])
-            answer = await _redact(request, answer, namespaces, hide_in_history)
-
+        found = await self.past.gpu(uuid, instance, seconds)
         name = uuid[:64]
         if instance:
             name += f"/{instance[:16]}"
 
-        return await _json_response(request, answer, f"there is no history of GPU {name}")
+        answer = _require(found, f"there is no history of GPU {name}")
+        namespaces = partial(list_held_namespaces, [answer])
+        answer = await _redact(request, answer, namespaces, hide_in_history)
+        return await _json_response(request, answer)
 
     async def pod(self, request: web.Request) -> web.StreamResponse:
         namespace, name = _parse_pod(request)
         seconds = parse_range(request.query.get("range", "1h"))
         missing = f"there is no record that pod {namespace}/{name} held a GPU in this time range"
-        if not await viewer_of(request).visible([namespace]):
-            return json_error(404, missing)
-
+        await _check_visible(request, namespace, missing)
         cluster = request.query.get("cluster")
-        answer = await self.past.pod(namespace, name, seconds, cluster)
-        if answer is not None:
-            namespaces = partial(list_held_namespaces, answer.devices)
-            answer = await _redact(request, answer, namespaces, hide_in_pod_history)
-
-        return await _json_response(request, answer, missing)
+        answer = _require(await self.past.pod(namespace, name, seconds, cluster), missing)
+        namespaces = partial(list_held_namespaces, answer.devices)
+        answer = await _redact(request, answer, namespaces, hide_in_pod_history)
+        return await _json_response(request, answer)
 
     async def job(self, request: web.Request) -> web.StreamResponse:
         kind, namespace, name = _parse_job(request)
         seconds = parse_range(request.query.get("range", "1h"))
         missing = f"there is no record that {kind} {namespace}/{name} held a GPU in this time range"
-        viewer = viewer_of(request)
-        if not await viewer.visible([namespace]):
-            return json_error(404, missing)
-
-        answer = await self.past.job(kind, namespace, name, seconds)
-        if answer is not None and not await viewer.sees_all():
+        await _check_visible(request, namespace, missing)
+        answer = _require(await self.past.job(kind, namespace, name, seconds), missing)
+        if not await viewer_of(request).sees_all():
             answer.marks = hide_in_marks(answer.marks)
-
-        return await _json_response(request, answer, missing)
+        return await _json_response(request, answer)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         answer = await self.past.events(parse_events_query(request.query))
@@ -404,10 +407,9 @@ class _HistoryRoutes:
     async def summary(self, request: web.Request) -> web.StreamResponse:
         namespace, name = _parse_pod(request)
         missing = f"there is no record that pod {namespace}/{name} held a GPU"
-        if not await viewer_of(request).visible([namespace]):
-            return json_error(404, missing)
-        answer = await self.past.summary(namespace, name)
-        return await _json_response(request, answer, missing)
+        await _check_visible(request, namespace, missing)
+        answer = _require(await self.past.summary(namespace, name), missing)
+        return await _json_response(request, answer)
 
 
 @dataclass(frozen=True, slots=True)
