@@ -11,6 +11,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import chain
+from typing import ClassVar
 
 import click
 
@@ -71,7 +72,7 @@ _CREDENTIALS = re.compile(r"[^\s'\"()]*:[^\s'\"()]*@")
 class _Commands(click.Group):
     """Imports the module of a command only when the command runs. This saves memory."""
 
-    sections = {"Commands": MAIN_COMMANDS, "More commands": OTHER_COMMANDS}
+    sections: ClassVar = {"Commands": MAIN_COMMANDS, "More commands": OTHER_COMMANDS}
     examples = _EXAMPLES
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -105,7 +106,7 @@ class _Commands(click.Group):
 class _KubectlCommands(_Commands):
     """The commands of the kubectl plugin."""
 
-    sections = {"Commands": {name: COMMANDS[name] for name in KUBECTL_COMMANDS}}
+    sections: ClassVar = {"Commands": {name: COMMANDS[name] for name in KUBECTL_COMMANDS}}
     examples = _KUBECTL_EXAMPLES
 
     def resolve_command(

@@ -89,14 +89,7 @@ class Questions:
     ) -> Answer:
         """Lists GPUs now, with holders, use, memory and problems. `uuid` is for gpu_get."""
         query = {"state": state, "node": node, "ns": namespace}
-        view = self._read_view(_select_given(query))
-        rows = []
-        for of_node, gpu in _list_gpus(view):
-            is_match = state == "" or state in _find_states(gpu)
-            if is_match and _is_selected(of_node, gpu, node, model, namespace):
-                rows.append(_make_gpu_row(of_node, gpu))
-
-        return wrap(_describe_list(view, rows))
+        return self._list_gpus(query, model)
 
     def gpu_get(
         self,
@@ -202,12 +195,7 @@ class Questions:
     def state_at(self, at: Moment, node: OnlyNode = "", namespace: OnlyNamespace = "") -> Answer:
         """Shows the GPUs and their holders at a past time, from the history."""
         query = {"at": _parse_moment(at), "node": node, "ns": namespace}
-        view = self._read_view(_select_given(query))
-        rows = []
-        for of_node, gpu in _list_gpus(view):
-            if _is_selected(of_node, gpu, node, "", namespace):
-                rows.append(_make_gpu_row(of_node, gpu))
-        return wrap(_describe_list(view, rows))
+        return self._list_gpus(query)
 
     def who_waits(self, namespace: OnlyNamespace = "") -> Answer:
         """Lists containers that wait now for others on a shared GPU, the longest wait first, and
@@ -246,6 +234,15 @@ class Questions:
             row["do"] = list(advice.get(place, ()))
             rows.append(row)
 
+        return wrap(_describe_list(view, rows))
+
+    def _list_gpus(self, query: Mapping[str, str], model: str = "") -> Answer:
+        """Selects the GPUs here too: a server that reads all GPUs answers with all of them."""
+        view = self._read_view(_select_given(query))
+        rows = []
+        for node, gpu in _list_gpus(view):
+            if _is_selected(node, gpu, query, model):
+                rows.append(_make_gpu_row(node, gpu))
         return wrap(_describe_list(view, rows))
 
     def _read_view(self, query: Mapping[str, str] | None = None) -> View:
@@ -323,14 +320,16 @@ def _find_states(gpu: GpuView) -> set[str]:
     return states
 
 
-def _is_selected(node: NodeView, gpu: GpuView, name: str, model: str, namespace: str) -> bool:
-    if name and name != node.name:
+def _is_selected(node: NodeView, gpu: GpuView, query: Mapping[str, str], model: str) -> bool:
+    if query["node"] not in ("", node.name):
         return False
     if model.lower() not in gpu.model.lower():
         return False
-    if not namespace:
-        return True
-    return any(holder.namespace == namespace for _, holder in _list_holders(gpu))
+    state = query.get("state")
+    if state and state not in _find_states(gpu):
+        return False
+    namespaces = {holder.namespace for _, holder in _list_holders(gpu)}
+    return not query["ns"] or query["ns"] in namespaces
 
 
 _GPU_KEYS = (

@@ -7,7 +7,7 @@ import re
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -159,28 +159,27 @@ def check_gpus(
     counters: Sequence[CounterSpec],
     proc: str,
     sysfs: str,
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Checks the source of GPU values, its GPUs and MIG instances, and the supported counters."""
     if isinstance(telemetry, ExporterTelemetry):
         provider = "that exporter's counter file"
-        findings = _check_exporter(telemetry.shown, readings)
+        yield from _check_exporter(telemetry.shown, readings)
     elif isinstance(telemetry, DcgmTelemetry) and readings.inventory is None:
         provider = "DCGM"
-        findings = [wrong("DCGM", str(readings.error))]
+        yield wrong("DCGM", str(readings.error))
     elif isinstance(telemetry, DcgmTelemetry):
         provider = "DCGM"
         library, engine = map(format_version, telemetry.versions)
-        findings = [ok("DCGM", f"libdcgm {library}, host engine {engine}")]
-        findings += _check_driver(readings, telemetry.expected, proc, sysfs)
+        yield ok("DCGM", f"libdcgm {library}, host engine {engine}")
+        yield from _check_driver(readings, telemetry.expected, proc, sysfs)
     else:
         provider = ""
         expected = None if telemetry.name == SIMULATED else telemetry.expected
-        findings = _check_driver(readings, expected, proc, sysfs)
+        yield from _check_driver(readings, expected, proc, sysfs)
 
-    findings += _check_health(readings)
-    findings += _check_mig(readings)
-    findings += _check_counters(readings, counters, provider)
-    return findings
+    yield from _check_health(readings)
+    yield from _check_mig(readings)
+    yield from _check_counters(readings, counters, provider)
 
 
 def _count_names(names: Iterable[str]) -> str:
@@ -197,11 +196,12 @@ def _count_models(gpus: Iterable[Device]) -> str:
 
 def _check_driver(
     readings: GpuReadings, expected: int | None, proc: str, sysfs: str
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """`expected`: number of GPUs on the PCI bus, or None if it is unknown."""
     inventory = readings.inventory
     if inventory is None:
-        return [_explain_driver_error(readings.error, proc, sysfs)]
+        yield _explain_driver_error(readings.error, proc, sysfs)
+        return
 
     values: dict[int, object] = {}
     for reading in readings.read.values():
@@ -214,45 +214,32 @@ def _check_driver(
         text += f", NVML {values[_NVML_VERSION]}"
     text += f", {plural(len(inventory.gpus), 'GPU')}"
 
-    findings = [ok("driver", text)]
-    findings += _check_count(inventory, expected)
+    yield ok("driver", text)
+    yield from _check_count(inventory, expected)
     for index, error in inventory.unreachable.items():
-        findings.append(wrong("GPUs", f"GPU {index} does not respond: {error}"))
+        yield wrong("GPUs", f"GPU {index} does not respond: {error}")
 
-    findings += _check_readings(readings)
-    return findings
-
-
-def _check_readings(readings: GpuReadings) -> list[Finding]:
-    findings = []
     for gpu, failure in readings.failures.items():
-        text = f"{failure} ({gpu.uuid})"
-        findings.append(wrong("GPUs", text, _DMESG))
+        yield wrong("GPUs", f"{failure} ({gpu.uuid})", _DMESG)
 
     for gpu, reading in readings.read.items():
         if reading.errors:
             reasons = ", ".join(sorted(set(reading.errors)))
-            text = f"GPU {gpu.index}: some calls failed ({reasons})"
-            findings.append(note("GPUs", text, _DMESG))
-
-    return findings
+            yield note("GPUs", f"GPU {gpu.index}: some calls failed ({reasons})", _DMESG)
 
 
-def _check_count(inventory: Inventory, expected: int | None) -> list[Finding]:
+def _check_count(inventory: Inventory, expected: int | None) -> Iterator[Finding]:
     listed = len(inventory.gpus) + len(inventory.unreachable)
     if expected is not None and listed < expected:
         advice = (
             "in a container set NVIDIA_VISIBLE_DEVICES=all; "
             "on the host check dmesg for NVRM lines, and for GPUs bound to vfio-pci"
         )
-        return [wrong("GPUs", f"the PCI bus has {expected}, the driver lists {listed}", advice)]
-
-    if not listed:
-        return [wrong("GPUs", "the driver lists none", f"{_RUNTIME}; on the host {_DMESG}")]
-    if not inventory.gpus:
-        return []
-
-    return [ok("GPUs", _count_models(inventory.gpus))]
+        yield wrong("GPUs", f"the PCI bus has {expected}, the driver lists {listed}", advice)
+    elif not listed:
+        yield wrong("GPUs", "the driver lists none", f"{_RUNTIME}; on the host {_DMESG}")
+    elif inventory.gpus:
+        yield ok("GPUs", _count_models(inventory.gpus))
 
 
 def _explain_driver_error(error: ReadError | None, proc: str, sysfs: str) -> Finding:
@@ -280,10 +267,10 @@ def _explain_driver_error(error: ReadError | None, proc: str, sysfs: str) -> Fin
     return wrong("driver", text, advice)
 
 
-def _check_health(readings: GpuReadings) -> list[Finding]:
+def _check_health(readings: GpuReadings) -> Iterator[Finding]:
     """Reports what the driver says about the health of each GPU."""
-    findings = []
     has_advice = False
+    is_healthy = True
     for gpu, reading in readings.read.items():
         details = _read_health(gpu, reading)
         recovery = ""
@@ -294,12 +281,11 @@ def _check_health(readings: GpuReadings) -> list[Finding]:
         for condition, detail in details.items():
             if detail is not None:
                 says, do = words_for(condition, detail, recovery=recovery)
-                findings.append(wrong("health", f"GPU {gpu.index}: {says}", do))
+                yield wrong("health", f"GPU {gpu.index}: {says}", do)
+                is_healthy = False
 
-    if has_advice and not findings:
-        findings.append(ok("health", "the driver advises no recovery action for any GPU"))
-
-    return findings
+    if has_advice and is_healthy:
+        yield ok("health", "the driver advises no recovery action for any GPU")
 
 
 def _read_health(gpu: Device, reading: GpuReading) -> dict[str, str | None]:
@@ -309,9 +295,8 @@ def _read_health(gpu: Device, reading: GpuReading) -> dict[str, str | None]:
     return details | fabric_detail(values.get(FABRIC_FIELD), reading.links_up)
 
 
-def list_repairs(readings: GpuReadings, node: str, has_pods: bool) -> list[Finding]:
-    """Returns the commands that repair each broken GPU. `node`: its name in Kubernetes."""
-    findings = []
+def list_repairs(readings: GpuReadings, node: str, has_pods: bool) -> Iterator[Finding]:
+    """Yields the commands that repair each broken GPU. `node`: its name in Kubernetes."""
     for gpu, reading in readings.read.items():
         conditions = []
         for name, detail in _read_health(gpu, reading).items():
@@ -324,26 +309,17 @@ def list_repairs(readings: GpuReadings, node: str, has_pods: bool) -> list[Findi
 
         repair = make_repair(action, node, str(gpu.index), has_pods=has_pods)
         steps = "; ".join(step.command for step in repair.commands)
-        findings.append(note("repair", f"GPU {gpu.index}: run these commands in order", steps))
-
-    return findings
+        yield note("repair", f"GPU {gpu.index}: run these commands in order", steps)
 
 
-def _check_mig(readings: GpuReadings) -> list[Finding]:
-    findings = []
-    has_gpu = False
-    for reading in readings.read.values():
-        if not reading.values:
-            continue
-        has_gpu = True
-        gpu, *mig = reading.values
+def _check_mig(readings: GpuReadings) -> Iterator[Finding]:
+    layouts = [list(reading.values) for reading in readings.read.values() if reading.values]
+    for gpu, *instances in layouts:
         if gpu.mig_enabled:
-            findings.append(_check_layout(gpu, mig))
+            yield _check_layout(gpu, instances)
 
-    if has_gpu and not findings:
-        return [ok("MIG", "off")]
-
-    return findings
+    if layouts and not any(gpu.mig_enabled for gpu, *_ in layouts):
+        yield ok("MIG", "off")
 
 
 def _check_layout(gpu: Device, instances: Sequence[Device]) -> Finding:
@@ -359,17 +335,15 @@ def _check_layout(gpu: Device, instances: Sequence[Device]) -> Finding:
     return note("MIG", text, advice)
 
 
-def _check_exporter(shown: str, readings: GpuReadings) -> list[Finding]:
+def _check_exporter(shown: str, readings: GpuReadings) -> Iterator[Finding]:
     if readings.inventory is None:
-        return [wrong("exporter", str(readings.error))]
+        yield wrong("exporter", str(readings.error))
+        return
 
     gpus = readings.inventory.gpus
-    text = f"{shown} has {plural(len(gpus), 'GPU')}: {_count_models(gpus)}"
-    findings = [ok("exporter", text)]
+    yield ok("exporter", f"{shown} has {plural(len(gpus), 'GPU')}: {_count_models(gpus)}")
     for error in readings.failures.values():
-        findings.append(wrong("exporter", str(error)))
-
-    return findings
+        yield wrong("exporter", str(error))
 
 
 # Counters
@@ -377,7 +351,7 @@ def _check_exporter(shown: str, readings: GpuReadings) -> list[Finding]:
 
 def _check_counters(
     readings: GpuReadings, counters: Sequence[CounterSpec], provider: str
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """`provider`: where users can add counters; empty if values come directly from the driver."""
     unsupported: dict[str, set[int]] = defaultdict(set)
     for gpu, reading in readings.read.items():
@@ -387,19 +361,15 @@ def _check_counters(
         missing_fields = {number for _, number in reading.unsupported}
         unsupported[model] |= missing_fields.difference(*reading.values.values())
 
-    findings = []
     for model, numbers in unsupported.items():
         missing = [counter for counter in counters if counter.field.id in numbers]
         if not missing:
-            findings.append(ok("counters", f"{model} supports all {len(counters)}"))
+            yield ok("counters", f"{model} supports all {len(counters)}")
             continue
 
         names = few_of((counter.name for counter in missing), 10)
         text = f"{model} does not support {len(missing)} of {len(counters)}: {names}"
-        advice = _advise_on_counters(missing, provider)
-        findings.append(note("counters", text, advice))
-
-    return findings
+        yield note("counters", text, _advise_on_counters(missing, provider))
 
 
 def _advise_on_counters(missing: Iterable[CounterSpec], provider: str) -> str:
@@ -431,9 +401,9 @@ def check_usage(
     usage_from: str,
     workers: Workers,
     deadline: float,
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Checks whether the method of `--usage-from` works, and finds GPUs under MPS."""
-    findings = _check_mps(telemetry, gpus, workers, deadline)
+    yield from _check_mps(telemetry, gpus, workers, deadline)
     method = usage_from
     if isinstance(telemetry, NvmlTelemetry):
         method = telemetry.switch_logs.wanted
@@ -443,14 +413,14 @@ def check_usage(
             "busy time of shared GPUs is estimated from the driver's samples; "
             "--usage-from auto is more accurate where it can read context switches"
         )
-        findings.append(ok("sharing", text))
-        return findings
+        yield ok("sharing", text)
+        return
 
     if not isinstance(telemetry, NvmlTelemetry):
         text = f"--usage-from {usage_from} cannot be checked with this --telemetry"
         advice = "use --telemetry nvml; podgpu_device_usage_method has the method of each GPU"
-        findings.append(note("sharing", text, advice))
-        return findings
+        yield note("sharing", text, advice)
+        return
 
     jobs = {f"switches-{gpu.uuid}": partial(_check_switches, telemetry, gpu) for gpu in gpus}
     results = workers.run(jobs, deadline)
@@ -464,15 +434,12 @@ def check_usage(
 
     for finding, numbers in gpus_by_finding.items():
         noun = "GPU" if len(numbers) == 1 else "GPUs"
-        text = f"{noun} {few_of(numbers)}: {finding.text}"
-        findings.append(replace(finding, text=text))
-
-    return findings
+        yield replace(finding, text=f"{noun} {few_of(numbers)}: {finding.text}")
 
 
 def _check_mps(
     telemetry: Telemetry, gpus: Sequence[Device], workers: Workers, deadline: float
-) -> list[Finding]:
+) -> Iterator[Finding]:
     jobs = {f"processes-{gpu.uuid}": partial(telemetry.processes, gpu) for gpu in gpus}
     results = workers.run(jobs, deadline)
     shared = []
@@ -482,10 +449,8 @@ def _check_mps(
         if any(process.mps for process in processes):
             shared.append(gpu.index)
 
-    if not shared:
-        return []
-
-    return [note("MPS", f"GPU {few_of(shared)}: {_MPS}")]
+    if shared:
+        yield note("MPS", f"GPU {few_of(shared)}: {_MPS}")
 
 
 def _check_switches(telemetry: NvmlTelemetry, gpu: Device) -> Finding:
@@ -543,26 +508,21 @@ def _read(path: Path) -> str:
         return ""
 
 
-def check_privileges(proc: str, usage_from: str) -> list[Finding]:
+def check_privileges(proc: str, usage_from: str) -> Iterator[Finding]:
     """`usage_from`: see `--usage-from`. `auto` and `exact` use CAP_SYS_ADMIN."""
     status = _read(Path(proc, "self/status"))
     uid = re.search(r"^Uid:\s+\d+\s+(\d+)", status, re.MULTILINE | re.ASCII)
     user = f"uid {uid[1]}" if uid else "unknown uid"
     needed = "CAP_SYS_ADMIN for --usage-from exact" if usage_from == "exact" else "none"
-    text = (
-        f"running as {user}; root is needed only for the kubelet socket; "
-        f"capabilities needed: {needed}"
-    )
-    findings = [ok("privileges", text)]
+    text = f"running as {user}; root is needed only for the kubelet socket; capabilities needed: "
+    yield ok("privileges", text + needed)
 
     capabilities = re.search(r"^CapEff:\s+([0-9a-f]+)$", status, re.MULTILINE)
     is_admin = capabilities is not None and int(capabilities[1], 16) & _SYS_ADMIN
     if is_admin and usage_from not in ("auto", "exact"):
         text = "this process has CAP_SYS_ADMIN, which podgpu does not need"
         advice = "in a pod, set securityContext: {privileged: false, capabilities: {drop: [ALL]}}"
-        findings.append(note("privileges", text, advice))
-
-    return findings
+        yield note("privileges", text, advice)
 
 
 def check_kernel_log(path: str) -> Finding:
@@ -575,7 +535,7 @@ def check_kernel_log(path: str) -> Finding:
     return ok("XIDs", "the kernel log can be read, so the container that causes an XID is named")
 
 
-def check_device_files(dev: str) -> list[Finding]:
+def check_device_files(dev: str) -> Iterator[Finding]:
     """Checks that the GPUs' device files can be opened.
 
     There may be none, because WSL works without them.
@@ -588,12 +548,9 @@ def check_device_files(dev: str) -> list[Finding]:
             "use the NVIDIA runtime (runtimeClassName: nvidia), "
             "or allow this user to read and write them"
         )
-        return [wrong("device files", f"no permission to open {few_of(closed)}", advice)]
-
-    if not files:
-        return []
-
-    return [ok("device files", f"{plural(len(files), 'file')}, all can be opened")]
+        yield wrong("device files", f"no permission to open {few_of(closed)}", advice)
+    elif files:
+        yield ok("device files", f"{plural(len(files), 'file')}, all can be opened")
 
 
 def check_pid_namespace(proc: str) -> Finding:
@@ -630,9 +587,9 @@ An accepted watch gets no response before the first event.
 """
 
 
-def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> list[Finding]:
+def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> Iterator[Finding]:
     if not watches:
-        return []
+        return
 
     end = time.monotonic() + timeout
     for watch in watches:
@@ -643,14 +600,17 @@ def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> list[Find
         time.sleep(_WATCH_REFUSED_S)
 
     errors = dict.fromkeys(str(watch.error) for watch in watches if watch.error is not None)
+    for text in errors:
+        yield wrong("API server", text)
     if errors:
-        return [wrong("API server", text) for text in errors]
-    if not all_synced:
-        advice = "check that the API server runs, and that network policies allow connections to it"
-        return [wrong("API server", "no complete response in time", advice)]
+        return
 
-    noun = "watches" if len(watches) > 1 else "watch"
-    return [ok("API server", f"answers, {len(watches)} {noun}")]
+    if all_synced:
+        noun = "watches" if len(watches) > 1 else "watch"
+        yield ok("API server", f"answers, {len(watches)} {noun}")
+    else:
+        advice = "check that the API server runs, and that network policies allow connections to it"
+        yield wrong("API server", "no complete response in time", advice)
 
 
 def check_holders(
@@ -662,11 +622,12 @@ def check_holders(
     api: ApiAccess,
     workers: Workers,
     deadline: float,
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Reads each source of holders, reports its state, and checks the merged allocation."""
     if not sources:
         text = "not used, because --kubernetes (DCGM_EXPORTER_KUBERNETES) is false: no pod labels"
-        return [note("kubelet", text)]
+        yield note("kubelet", text)
+        return
 
     kubelet = next((source for source in sources if isinstance(source, KubeletAllocation)), None)
     responses: list[Any] = []  # responses of the kubelet
@@ -679,23 +640,22 @@ def check_holders(
         return source.map(response, readings.devices)
 
     allocations: dict[str, Allocation] = {}
-    findings = []
     jobs = {source.name: partial(read, source) for source in sources}
     for name, result in workers.run(jobs, deadline).items():
         allocation = result.value
         if allocation is None:
-            findings.append(_explain_error(name, result.error, kubelet_required))
+            yield _explain_error(name, result.error, kubelet_required)
             continue
 
         allocations[name] = allocation
         if kubelet is not None and name == KUBELET:
-            findings += _check_kubelet(kubelet.socket, responses[0], allocation, api)
+            yield from _check_kubelet(kubelet.socket, responses[0], allocation, api)
         else:
             count = len(allocation.assignments) + len(allocation.unmapped)
-            findings.append(ok(name, plural(count, "assignment")))
+            yield ok(name, plural(count, "assignment"))
 
     if not allocations:
-        return findings
+        return
 
     results = workers.run({"names": identities.read}, deadline)
     names = results["names"].value or Identities()
@@ -712,18 +672,16 @@ def check_holders(
     merged = merge(allocations, names.complete)
     gpu_resources = kubelet.resource_names if kubelet is not None else frozenset()
     resources = _list_resources(responses)
-    findings += check_mapping(merged, readings, selection, gpu_resources, resources)
-    findings += _check_kubernetes_health(merged, names, readings)
-    return findings
+    yield from _check_mapping(merged, readings, selection, gpu_resources, resources)
+    yield from _check_kubernetes_health(merged, names, readings)
 
 
 def _check_kubernetes_health(
     merged: Allocation, names: Identities, readings: GpuReadings
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Reports the GPUs that Kubernetes calls unhealthy. podgpu may find no problem of them."""
     assignments = merged.assignments
     opinions = find_kubernetes_health(names.pods, merged.offered, assignments, readings.devices)
-    findings = []
     for device in readings.devices:
         opinion = opinions.get(device.key)
         if opinion is not None and opinion.health == UNHEALTHY:
@@ -732,9 +690,7 @@ def _check_kubernetes_health(
             advice = (
                 "if no other problem is listed, check the log of the device plugin or DRA driver"
             )
-            findings.append(note("health", text, advice))
-
-    return findings
+            yield note("health", text, advice)
 
 
 def _list_resources(responses: Iterable[Any]) -> list[str]:
@@ -749,7 +705,7 @@ def _list_resources(responses: Iterable[Any]) -> list[str]:
 
 def _check_kubelet(
     path: str, response: Any, allocation: Allocation, api: ApiAccess
-) -> list[Finding]:
+) -> Iterator[Finding]:
     responds = f"{path} responds"
     pods = {(pod.namespace, pod.name) for pod in response.pod_resources}
     watched = api.watched_pods
@@ -758,14 +714,14 @@ def _check_kubelet(
     if is_read:
         api_pods = {(pod.namespace, pod.name) for pod in api.known_pods()}
     if not pods:
-        return [_explain_no_pods(responds, len(api_pods))]
+        yield _explain_no_pods(responds, len(api_pods))
+        return
 
     workloads = [entry.holder for entry in allocation.assignments]
     workloads += [entry.holder for entry in allocation.unmapped]
     holders = {workload.pod_name for workload in workloads}
     counts = f"{plural(len(pods), 'pod')}, {len(holders)} with GPUs"
-    text = f"{responds}: {counts}, {plural(len(workloads), 'assignment')}"
-    findings = [ok("kubelet", text)]
+    yield ok("kubelet", f"{responds}: {counts}, {plural(len(workloads), 'assignment')}")
 
     if is_read and not pods & api_pods:
         node = os.environ.get("NODE_NAME", "")
@@ -778,9 +734,7 @@ def _check_kubelet(
             "set NODE_NAME from spec.nodeName by the downward API; "
             "outside a pod, to the name in `kubectl get nodes`"
         )
-        findings.append(wrong("node name", text, advice))
-
-    return findings
+        yield wrong("node name", text, advice)
 
 
 def _explain_no_pods(responds: str, api_pods: int) -> Finding:
@@ -823,24 +777,26 @@ def _explain_error(name: str, error: Exception | None, kubelet_required: bool) -
 _GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
 
 
-def check_mapping(
+def _check_mapping(
     allocation: Allocation,
     readings: GpuReadings,
     selection: Selection,
     resource_names: frozenset[str],
     resources: Sequence[str],
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Checks that each assigned id is a device of this node.
 
     `resources`: names of all resources that pods hold.
     """
     if readings.inventory is None:
         assignments = plural(len(allocation.unmapped), "assignment")
-        return [note("mapping", f"{assignments} cannot be mapped to GPUs without the driver")]
+        yield note("mapping", f"{assignments} cannot be mapped to GPUs without the driver")
+        return
 
-    findings = [_explain_unmapped(entry, readings, resource_names) for entry in allocation.unmapped]
-    if not findings:
-        findings.append(_describe_mapping(allocation, resources))
+    for entry in allocation.unmapped:
+        yield _explain_unmapped(entry, readings, resource_names)
+    if not allocation.unmapped:
+        yield _describe_mapping(allocation, resources)
 
     holders = [entry.holder for entry in allocation.assignments]
     unnamed = [holder for holder in holders if not holder.pod and not holder.job]
@@ -851,16 +807,14 @@ def check_mapping(
             "names come from the host's /var/log/pods and /var/log/containers: "
             "mount /var/log, or set --path-varlog"
         )
-        findings.append(note("mapping", text, advice))
+        yield note("mapping", text, advice)
 
     shown = selection.select(readings.devices)
     hidden = [entry for entry in allocation.assignments if entry.device not in shown]
     if hidden:
         count = plural(len(hidden), "assignment")
         text = f"{count} on devices excluded by -d {selection}: they are not exported"
-        findings.append(note("mapping", text, "use -d f to export all devices"))
-
-    return findings
+        yield note("mapping", text, "use -d f to export all devices")
 
 
 def _describe_mapping(allocation: Allocation, resources: Sequence[str]) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from podgpu.decode import decode_json
 from podgpu.errors import SourceError
@@ -21,41 +21,38 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 def check_writers(
     wanted: WriterOptions, api: ApiAccess, directory: str, sentinel_socket: str, deadline: float
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """`directory`: the one that the exporters of the node lock."""
     if not wanted.arguments:
-        return []
+        return
 
-    findings = [_check_lock(directory)]
+    yield _check_lock(directory)
     if NVSENTINEL in wanted.arguments:
-        findings.append(_check_socket(sentinel_socket))
+        yield _check_socket(sentinel_socket)
     if wanted.needs_api:
-        findings += _check_api(wanted, api, deadline)
-
-    return findings
+        yield from _check_api(wanted, api, deadline)
 
 
-def _check_api(wanted: WriterOptions, api: ApiAccess, deadline: float) -> list[Finding]:
+def _check_api(wanted: WriterOptions, api: ApiAccess, deadline: float) -> Iterator[Finding]:
     try:
         api.check()
         missing = asyncio.run(_find_missing(wanted, api, deadline))
     except NoApi as error:
-        return [wrong("write", f"--write: {error}")]
+        yield wrong("write", f"--write: {error}")
+        return
     except SourceError as error:
-        return [wrong("write", f"--write: permissions cannot be checked: {error}")]
+        yield wrong("write", f"--write: permissions cannot be checked: {error}")
+        return
 
-    findings = []
     for writer, lacking in missing.items():
         if lacking:
             text = f"--write {writer}: not allowed to {', '.join(map(_describe, lacking))}"
             advice = (
                 f"bind the role of docs/kubernetes-writers.md, or set exporter.write=[{writer}]"
             )
-            findings.append(wrong("write", text, advice))
+            yield wrong("write", text, advice)
         else:
-            findings.append(ok("write", f"--write {writer}: all permissions are granted"))
-
-    return findings
+            yield ok("write", f"--write {writer}: all permissions are granted")
 
 
 def _check_socket(path: str) -> Finding:
