@@ -11,7 +11,7 @@ from podgpu.cli.options import make_command
 from podgpu.cli.tables import count_gpus, write_table
 from podgpu.cli.terminal import print_lines, print_out
 from podgpu.cli.view_options import find_view
-from podgpu.cli.why_slow import Explanation, explain_slow
+from podgpu.cli.why_slow import ReasonsAnswer, explain_slow
 from podgpu.errors import SourceError, UsageError, few_of, one_line, plural
 from podgpu.pending.cluster_index import FreeGpus
 from podgpu.pending.idle_pods import IdlePod
@@ -61,7 +61,7 @@ def command(ctx: click.Context, /, pod: str, **options: Any) -> None:
         print_lines(explanation.lines)
 
 
-def _explain_pending(client: ViewClient, namespace: str, pod: str) -> Explanation | None:
+def _explain_pending(client: ViewClient, namespace: str, pod: str) -> ReasonsAnswer | None:
     """Returns None if the pod is not pending. Without a pod, explains the whole queue."""
     query = {"ns": namespace, "pod": pod}
     try:
@@ -74,10 +74,10 @@ def _explain_pending(client: ViewClient, namespace: str, pod: str) -> Explanatio
 
     answer = decode_answer(body, _PATH, QueueAnswer, client.shown)
     if not pod:
-        return Explanation(body, _write_queue(answer))
+        return ReasonsAnswer(body, _write_queue(answer))
     if not answer.groups:
         return None
-    return Explanation(body, _write_pods(answer))
+    return ReasonsAnswer(body, _write_pods(answer))
 
 
 def _write_queue(answer: QueueAnswer) -> Iterator[str]:

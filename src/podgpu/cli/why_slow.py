@@ -24,12 +24,12 @@ _WORDS: dict[CheckState, str] = {
 }
 
 
-class Explanation(NamedTuple):
+class ReasonsAnswer(NamedTuple):
     body: bytes  # JSON
     lines: Iterator[str]
 
 
-def explain_slow(client: ViewClient, namespace: str, pod: str) -> Explanation:
+def explain_slow(client: ViewClient, namespace: str, pod: str) -> ReasonsAnswer:
     """`namespace`: empty if not given. Raises SourceError if the pod has held no GPU."""
     if not namespace:
         namespace = _find_namespace(client, pod)
@@ -42,7 +42,7 @@ def explain_slow(client: ViewClient, namespace: str, pod: str) -> Explanation:
             raise SourceError("not_pending", message + str(error)) from error
         raise
     summary = decode_answer(body, path, JobSummary, client.shown)
-    return Explanation(body, _write_slow(summary))
+    return ReasonsAnswer(body, _write_slow(summary))
 
 
 def _find_namespace(client: ViewClient, pod: str) -> str:
