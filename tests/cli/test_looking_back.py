@@ -53,6 +53,8 @@ def test_a_period_ends_at_this_time(
     assert minutes["to"] == parse_moment(THEN, NOW)
     assert minutes["to"] - minutes["from"] == 300
     assert minutes["totals"]["gpu_hours"] == pytest.approx(7 * 5 / 60, abs=0.1)
+    everything = json.loads(printed(capsys, *arguments, "--range", "9999w"))
+    assert (everything["from"], everything["to"]) == (0, minutes["to"])
     month = json.loads(printed(capsys, *arguments, "--range", "month"))
     first = datetime.fromtimestamp(month["from"], UTC)
     assert (first.month, first.day, first.hour) == (1, 1, 0)
@@ -98,6 +100,7 @@ def read_refusal(url: str) -> dict[str, Any]:
         (("cost", "--at", "-5m"), "--at '-5m' is not a time such as"),
         (("waste", "--at", "5"), "--at '5' is not a time such as"),
         (("pods", "--at", "2099-01-01"), "--at '2099-01-01' is in the future"),
+        (("cost", "--at", "9999w"), "--at '9999w' is not after 1970-01-01T00:00:00Z"),
         (("cost", "--at", "9999999999d"), "--at '9999999999d' is not a time"),
         (("report", "--at", "2026-13-40"), "--at '2026-13-40' is not a time such as"),
         (("top", "--at", "5m"), "--at needs --cluster or --kube"),

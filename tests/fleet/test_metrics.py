@@ -224,6 +224,13 @@ def test_rolling_average_over_the_window() -> None:
     assert add(30, 100) == pytest.approx(0.6), "the first round is older than the window"
 
 
+def test_a_window_that_is_shorter_than_the_interval_has_the_last_reading() -> None:
+    settings, rolling = ViewSettings(interval=900.0, window=300.0), RollingAverage()
+    for at, mean in ((0.0, 40), (900.0, 80)):
+        rolling.add(at, settings, {Scope("cluster"): UsedMean(1, mean)})
+        assert rolling.means() == {Scope("cluster"): mean / 100}
+
+
 def test_holders_are_reported_once_they_are_idle_for_longer_than_idle_after() -> None:
     world = World(ViewSettings(idle_after=60.0))
     jobs = [Holder(job=job, source="slurm") for job in ("1", "2")]

@@ -112,7 +112,7 @@ def make_range_query(period: str, by: str, at: float | None = None) -> dict[str,
         elif at is None:
             query["range"] = period
         else:
-            query["from"] = str(at - parse_range(period))
+            query["from"] = str(max(0.0, at - parse_range(period)))
         if at is not None:
             query["to"] = str(at)
         parse_range_query(query)

@@ -33,6 +33,8 @@ def parse_at(text: str) -> float | None:
         at = parse_moment(text, now)
         if at > now:
             raise UsageError(f"{text[:80]!a} is in the future")
+        if at <= 0:
+            raise UsageError(f"{text[:80]!a} is not after 1970-01-01T00:00:00Z")
     return at
 
 

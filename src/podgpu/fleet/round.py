@@ -92,7 +92,8 @@ class RollingAverage:
         self._rounds.append((now, ratios))
 
         oldest = now - settings.window + settings.interval / 2
-        while self._rounds[0][0] < oldest:
+        # With a window below the interval, the last reading is the whole window.
+        while len(self._rounds) > 1 and self._rounds[0][0] < oldest:
             self._rounds.popleft()
 
     def means(self) -> dict[Scope, float]:
