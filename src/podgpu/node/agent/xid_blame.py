@@ -97,7 +97,7 @@ class XidBlame:
         return verdicts
 
     def _store(self, usage: DeviceUsage, owners: Mapping[int, ProcessOwner], now: float) -> None:
-        if usage.processes is None or not usage.window_ns:
+        if not usage.window_ns:
             # The next reading covers this time too.
             return
         key = usage.device.key
