@@ -43,7 +43,8 @@ class Readings:
         if last is not None:
             usage["last_resident"] = {pid: AT + each for pid, each in last.items()}
         processes = tuple(ProcessUsage("GPU-1", pid) for pid in listed)
-        usage = {"window_ns": 10**9, "processes": processes, "process_busy_ns": busy} | usage
+        usage.setdefault("window_ns", 10**9)
+        usage |= {"processes": processes, "process_busy_ns": busy}
         self.verdicts += self.blame.decide([DeviceUsage(GPU, **usage)], self.owners)
 
     def fail(self, xid: int = 13) -> None:
