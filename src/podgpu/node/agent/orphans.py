@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from podgpu.model import Allocation, DeviceUsage, Orphan, ProcessUsage
-from podgpu.node.holders import KUBELET
+from podgpu.node.holders import kubelet_answers
 from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner
 
 # A process may need some time to exit, and the kubelet to list a new pod.
@@ -31,27 +31,18 @@ class OrphanWatch:
         now: float,
     ) -> dict[str, tuple[Orphan, ...]]:
         """Returns the orphans by device key. `now`: Unix time."""
-        allocated = {assignment.device for assignment in allocation.assignments}
-        allocated |= allocation.reserved
-        has_kubelet = any(each.name == KUBELET and each.up for each in allocation.sources)
-        pods = allocation.listed_pods if has_kubelet else None
-        # If an allocation cannot be mapped, no GPU is known to be free.
-        knows_free = has_kubelet and not allocation.unmapped
-
         since: dict[_Key, float] = {}
         orphans: dict[str, list[Orphan]] = {}
-        for usage in usages:
-            for process in usage.processes or ():
-                owner = owners.get(process.pid, NOT_IN_POD)
-                is_free = knows_free and process.device not in allocated
-                if not process.memory or not _is_orphan(owner, pods, is_free):
-                    continue
+        for process in _list_processes(usages):
+            owner = owners.get(process.pid, NOT_IN_POD)
+            if not process.memory or not _is_orphan(process, owner, allocation):
+                continue
 
-                key = process.device, process.pid
-                since[key] = min(now, self._since.get(key, now))
-                if now - since[key] >= ORPHAN_SECONDS:
-                    orphan = self._make_orphan(process, owner, since[key])
-                    orphans.setdefault(process.device, []).append(orphan)
+            key = process.device, process.pid
+            since[key] = min(now, self._since.get(key, now))
+            if now - since[key] >= ORPHAN_SECONDS:
+                orphan = self._make_orphan(process, owner, since[key])
+                orphans.setdefault(process.device, []).append(orphan)
 
         self._since = since
         return {device: tuple(found[:_MAX_ORPHANS]) for device, found in orphans.items()}
@@ -67,20 +58,32 @@ class OrphanWatch:
         )
 
 
-def _is_orphan(owner: ProcessOwner, pods: frozenset[tuple[str, str]] | None, is_free: bool) -> bool:
-    """`pods`: all pods of the node, or None if they are unknown. `is_free`: no workload holds the
-    GPU.
-    """
+def _list_processes(usages: Iterable[DeviceUsage]) -> Iterator[ProcessUsage]:
+    for usage in usages:
+        yield from usage.processes or ()
+
+
+def _is_orphan(process: ProcessUsage, owner: ProcessOwner, allocation: Allocation) -> bool:
     if owner.problem or owner.is_mps_server:
         return False
     if owner.has_ended:
         return True
+    if not kubelet_answers(allocation):
+        # All pods and allocations are unknown.
+        return False
 
     workload = owner.workload
     if workload is None:
         # a process of the host, or of a container outside Kubernetes
-        return is_free
+        return _is_free(process.device, allocation)
     # A kubelet that lists no pod has just started.
-    if not pods or not workload.pod:
+    pods = allocation.listed_pods
+    return bool(pods and workload.pod) and workload.pod_name not in pods
+
+
+def _is_free(device: str, allocation: Allocation) -> bool:
+    """Returns True if it is certain that no workload holds the device."""
+    # A holder that cannot be mapped may hold it.
+    if allocation.unmapped:
         return False
-    return workload.pod_name not in pods
+    return all(assignment.device != device for assignment in allocation.assignments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -33,7 +33,7 @@ from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.agent.orphans import OrphanWatch
 from podgpu.node.agent.xid_blame import Verdict, XidBlame
 from podgpu.node.gpu.source import Telemetry
-from podgpu.node.holders import KUBELET
+from podgpu.node.holders import kubelet_answers
 from podgpu.node.holders.reader import LAST_RESORT
 from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner, ProcessOwners
 from podgpu.node.usage.ledger import (
@@ -207,8 +207,7 @@ def add_owners(
     """
     answers = {usage.device.key: usage for usage in usages}
     known = {device.key: device for device in devices}
-    for key, usage in answers.items():
-        known[key] = usage.device
+    known |= {key: usage.device for key, usage in answers.items()}
     held = group_by_key((one.device, one) for one in assignments if one.holder.key)
 
     owned: dict[str, list[OwnedUsage]] = {}
@@ -216,16 +215,19 @@ def add_owners(
         uuid, gi_id = split_key(key)
         gpu = known.get(uuid) or Device(None, uuid)
         own = owned.setdefault(uuid, [])
-        is_whole_mig_gpu = gpu.mig_enabled and gi_id is None
+        usage = answers.get(key)
         # a MIG instance that no longer exists
-        is_unlisted = uuid in answers and key not in answers
-        if key not in held and (is_whole_mig_gpu or is_unlisted):
+        is_gone = usage is None and uuid in answers
+        if gpu.mig_enabled and gi_id is None:
+            # Its instances have the usage.
+            usage = None
+            is_gone = True
+        if is_gone and key not in held:
             continue
 
-        if key in answers and not is_whole_mig_gpu:
-            usage = answers[key]
-        else:
-            usage = DeviceUsage(known.get(key) or replace(gpu, gi_id=gi_id), 0)
+        if usage is None:
+            device = known.get(key) or replace(gpu, gi_id=gi_id)
+            usage = DeviceUsage(device, window_ns=0)
         own.append(add_owners_to_device(usage, held.get(key, ()), owners))
     return owned
 
@@ -249,23 +251,17 @@ def add_owners_to_device(
     held = {holder.key for holder in holders}
 
     processes = []
-    clients = set()
-    servers = set()
-    hidden = set()
     for pid, process_owner in owner_of.items():
         owner = _find_owner(process_owner, workloads, held)
         if pid in listed:
             process = OwnedProcess(pid, owner, busy_ns.get(pid, 0), listed[pid].memory)
-            if listed[pid].mps and pid not in busy_ns:
-                clients.add(pid)
         else:
             process = OwnedProcess(pid, owner, busy_ns[pid], only_busy=True)
         processes.append(process)
 
-        if process_owner.is_mps_server:
-            servers.add(pid)
-        if process_owner.may_be_hidden:
-            hidden.add(pid)
+    clients = {process.pid for process in listed.values() if process.mps} - busy_ns.keys()
+    servers = {pid for pid, owner in owner_of.items() if owner.is_mps_server}
+    hidden = {pid for pid, owner in owner_of.items() if owner.may_be_hidden}
     hidden.difference_update(usage.resident_ns or ())
 
     processes, mps_busy_ns = _attribute_mps(processes, clients, servers, usage.busy_ns)
@@ -399,7 +395,7 @@ def _find_unallocated(
     Returns nothing if the kubelet does not answer or the node has no device plugin. Omits pods with
     an unmapped allocation, and devices that a scheduler has reserved for unknown pods.
     """
-    if not any(source.name == KUBELET and source.up for source in allocation.sources):
+    if not kubelet_answers(allocation):
         return set()
 
     allocated = set()
@@ -412,18 +408,17 @@ def _find_unallocated(
     unclear = {request.pod_name for request in allocation.vcuda}
     unclear.update(entry.holder.pod_name for entry in allocation.unmapped)
 
-    used: set[tuple[str, WorkloadKey]] = set()
+    used = {(key, pod.key) for key, pod in _list_users(usages) if pod.pod_name not in unclear}
+    reserved = allocation.reserved
+    return {(key, pod) for key, pod in used - allocated if key not in reserved}
+
+
+def _list_users(usages: Mapping[str, Sequence[OwnedUsage]]) -> Iterator[tuple[str, Workload]]:
+    """Yields the key of each device with each pod that uses it."""
     for owned in chain.from_iterable(usages.values()):
-        if owned.device.key not in allocation.reserved:
-            for pod in _list_pods(owned):
-                if pod.pod_name not in unclear:
-                    used.add((owned.device.key, pod.key))
-    return used - allocated
-
-
-def _list_pods(owned: OwnedUsage) -> list[Workload]:
-    """Returns the pods that use a device."""
-    return [owner for owner in owned.owners if isinstance(owner, Workload) and owner.pod]
+        for owner in owned.owners:
+            if isinstance(owner, Workload) and owner.pod:
+                yield owned.device.key, owner
 
 
 def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProcess]:

@@ -18,6 +18,11 @@ other.
 """
 
 
+def kubelet_answers(allocation: Allocation) -> bool:
+    """Returns True if the last reading of the kubelet succeeded."""
+    return any(source.name == KUBELET and source.up for source in allocation.sources)
+
+
 def complete_if_certain(complete: Complete, workload: Workload) -> Workload:
     """Returns the workload unchanged if its fields contradict each other."""
     try:

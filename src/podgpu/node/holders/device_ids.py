@@ -6,9 +6,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
-from math import fsum
 from typing import NamedTuple
 
+from podgpu.known import sum_all
 from podgpu.model import (
     Allocation,
     Assignment,
@@ -210,12 +210,10 @@ class _HeldDevice(NamedTuple):
 
 def add_shares(shares: Iterable[float | None]) -> float | None:
     """Adds shares, up to 1. Returns None if one of them is unknown."""
-    known = []
-    for share in shares:
-        if share is None:
-            return None
-        known.append(share)
-    return min(1.0, fsum(known))
+    total = sum_all(shares)
+    if total is None:
+        return None
+    return min(1.0, total)
 
 
 def _compute_share(
@@ -234,12 +232,9 @@ def _compute_share(
         return 1.0
 
     counts = Counter(device_id.shared for device_id in ids)
-    parts = []
-    for shared, count in counts.items():
-        if shared not in replicas:
-            return None
-        parts.append(count / len(replicas[shared]))
-    return min(1.0, fsum(parts))
+    if not counts.keys() <= replicas.keys():
+        return None
+    return add_shares(count / len(replicas[shared]) for shared, count in counts.items())
 
 
 def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapped]) -> Allocation:

@@ -23,7 +23,6 @@ from podgpu.model import (
     Allocation,
     Assignment,
     Device,
-    KubernetesHealth,
     PodName,
     SourceStatus,
     Unmapped,
@@ -183,10 +182,13 @@ def _group_by_holder(
     vcuda = group_by(answer.vcuda, lambda request: Workload(*parts_of(request)))
     holders: dict[Workload, CachedHolder] = {}
     for workload in (*assignments, *vcuda):
-        identity = complete_if_certain(complete, workload)
-        own = assignments.get(workload, ())
-        requests = vcuda.get(workload, ())
-        holders[workload] = CachedHolder(now, answer.source_instance, identity, own, requests)
+        holders[workload] = CachedHolder(
+            listed_at=now,
+            source_instance=answer.source_instance,
+            identity=complete_if_certain(complete, workload),
+            assignments=assignments.get(workload, ()),
+            vcuda=vcuda.get(workload, ()),
+        )
     return holders
 
 
@@ -237,7 +239,8 @@ class AllocationReader:
         statuses = [self._errors.make_status(name, result) for name, result in results.items()]
         statuses += self._check_identities()
 
-        readings = self._resolve(results)
+        kubelet = _find_kubelet_answer(results)
+        readings = self._resolve(results, kubelet.listed_pods)
         readings = replace_reservations(readings, self._identities.pods, devices, self.complete)
         merged = merge(readings, self.complete)
         unmapped = merged.unmapped
@@ -245,28 +248,18 @@ class AllocationReader:
             # Every id would be reported as unknown.
             unmapped = tuple(entry for entry in unmapped if entry.reason != "unknown_device")
 
-        kubernetes_health = self._find_health(results, merged, devices)
+        kubernetes_health = find_kubernetes_health(
+            self._identities.pods, kubelet.offered, merged.assignments, devices
+        )
         return replace(
             merged,
             unmapped=unmapped,
-            listed_pods=_find_listed_pods(results),
+            listed_pods=kubelet.listed_pods,
             sources=tuple(statuses),
             api_uids=self._identities.api_uids,
             kubernetes_health=kubernetes_health,
             at=at,
         )
-
-    def _find_health(
-        self,
-        results: Mapping[str, Result[Allocation]],
-        merged: Allocation,
-        devices: Sequence[Device],
-    ) -> dict[str, KubernetesHealth]:
-        # A kubelet that does not answer may have changed its mind.
-        kubelet = results.get(KUBELET)
-        has_answer = kubelet is not None and kubelet.value is not None
-        offered = merged.offered if has_answer else frozenset()
-        return find_kubernetes_health(self._identities.pods, offered, merged.assignments, devices)
 
     def _check_identities(self) -> tuple[SourceStatus, ...]:
         """Returns the status of reading identities. Empty if reading has never failed."""
@@ -283,7 +276,11 @@ class AllocationReader:
             self._identities_status = (self._errors.make_status("identities", result),)
         return self._identities_status
 
-    def _resolve(self, results: dict[str, Result[Allocation]]) -> dict[str, Allocation]:
+    def _resolve(
+        self, results: Mapping[str, Result[Allocation]], listed_pods: Collection[PodName]
+    ) -> dict[str, Allocation]:
+        """`listed_pods`: those that the kubelet lists."""
+
         @cache  # reads at most once, and only if a holder is no longer listed
         def read_containers() -> Collection[Workload]:
             jobs = {"containers": self._holders.read_containers}
@@ -299,7 +296,7 @@ class AllocationReader:
             if allocation is not None:
                 resolved[name] = allocation
 
-        unlisted = self._find_unlisted(resolved, results, now)
+        unlisted = self._find_unlisted(resolved, listed_pods, now)
 
         def has_ended(workload: Workload) -> bool:
             alive = self._identities.is_alive(workload, ())
@@ -313,17 +310,12 @@ class AllocationReader:
         return reject_ended(resolved, self.complete, has_ended)
 
     def _find_unlisted(
-        self,
-        readings: Mapping[str, Allocation],
-        results: Mapping[str, Result[Allocation]],
-        now: float,
+        self, readings: Mapping[str, Allocation], listed: Collection[PodName], now: float
     ) -> set[PodName]:
         """Returns the pods that the kubelet has not listed for a while.
 
         A restarted kubelet does not list all of its pods yet.
         """
-        listed = _find_listed_pods(results)
-
         listed_at = {}
         for name in OUTDATED & readings.keys():
             for assignment in readings[name].assignments:
@@ -336,12 +328,12 @@ class AllocationReader:
         return {pod for pod, at in listed_at.items() if now - at > GRACE_SECONDS}
 
 
-def _find_listed_pods(results: Mapping[str, Result[Allocation]]) -> frozenset[PodName]:
-    """Returns the pods that the kubelet lists. Empty if it does not answer."""
+def _find_kubelet_answer(results: Mapping[str, Result[Allocation]]) -> Allocation:
+    """Empty if the kubelet does not answer, because it may have changed its mind."""
     kubelet = results.get(KUBELET)
     if kubelet is None or kubelet.value is None:
-        return frozenset()
-    return kubelet.value.listed_pods
+        return Allocation()
+    return kubelet.value
 
 
 def reject_ended(
