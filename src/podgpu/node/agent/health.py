@@ -144,8 +144,11 @@ def _read_counters(values: FieldValues, numbers: Iterable[int]) -> dict[int, flo
 
 
 class _Seen(NamedTuple):
+    """When an XID was seen. Times are monotonic."""
+
     first: float
     last: float
+    cause: str = ""  # set only for an XID of an application
 
 
 class PastFailure(NamedTuple):
@@ -181,12 +184,6 @@ class HealthReport(NamedTuple):
     gpus: Mapping[str, GpuHealth] = {}  # by UUID; only selected GPUs are checked
 
 
-class _Caused(NamedTuple):
-    first: float
-    last: float
-    text: str
-
-
 @dataclass(slots=True)
 class _CheckedGpu:
     """State of one GPU between two checks. Times are monotonic."""
@@ -196,7 +193,7 @@ class _CheckedGpu:
     since: dict[str, float] = field(default_factory=dict)  # start time by condition
     xids: dict[int, _Seen] = field(default_factory=dict)  # XIDs that need action
     # XIDs of applications whose cause is known, by workload and XID
-    caused: dict[tuple[WorkloadKey, int], _Caused] = field(default_factory=dict)
+    caused: dict[tuple[WorkloadKey, int], _Seen] = field(default_factory=dict)
     throttling: Throttling = field(default_factory=Throttling)
     counters: dict[int, float] = field(default_factory=dict)
     links: int = 0  # highest number of active NVLinks since the start
@@ -265,10 +262,16 @@ class HealthWatch:
     ) -> None:
         """`before`: the conditions that the GPU already had."""
         for condition, detail in details.items():
+            key = uuid, condition
             if detail is None:
-                self._continued.discard((uuid, condition))
-            elif condition not in before:
-                self._count_failure(uuid, condition, self._to_unix(now))
+                self._continued.discard(key)
+            elif condition in before:
+                continue
+            elif key in self._continued:
+                # It began before the exporter started.
+                self._continued.discard(key)
+            else:
+                self._add_failure(key, self._to_unix(now))
 
     def restore_failures(self, failures: Iterable[PastFailure]) -> None:
         """Adds the failures before the exporter's start."""
@@ -277,14 +280,6 @@ class HealthWatch:
             if failure.is_present:
                 self._continued.add(key)
             self._add_failure(key, failure.at)
-
-    def _count_failure(self, uuid: str, condition: str, at: float) -> None:
-        key = uuid, condition
-        if key in self._continued:
-            # It began before the exporter started.
-            self._continued.discard(key)
-        else:
-            self._add_failure(key, at)
 
     def _add_failure(self, key: tuple[str, str], at: float) -> None:
         if key[1] not in failure_conditions():
@@ -386,7 +381,7 @@ class HealthWatch:
         now = self._clock()
         earlier = gpu.caused.get(key)
         first = now if earlier is None else earlier.first
-        gpu.caused[key] = _Caused(first, now, _describe_cause(verdict, culprit))
+        gpu.caused[key] = _Seen(first, now, _describe_cause(verdict, culprit))
 
     def forget_xids(self, uuid: str) -> bool:
         """Removes the XIDs of a GPU. Returns False if it has none."""
@@ -454,11 +449,17 @@ class HealthWatch:
         recent = self._xids.count_recent(now)
         for key, total in sorted(self._xids.totals.items()):
             device_key, xid = key
-            culprits = tuple(self._culprits.get(key, {}).values())
-            count = XidCount(xid, total, self._xid_seen[key], recent[key], culprits)
+            culprits = self._culprits.get(key, {})
+            count = XidCount(
+                xid,
+                total,
+                last_seen=self._xid_seen[key],
+                in_window=recent[key],
+                culprits=tuple(culprits.values()),
+            )
 
             device = devices[device_key]
-            device.xids = (*device.xids, count)
+            device.xids += (count,)
             device.last_xid = self._last_xids[device_key]
 
     def _report_clock_events(self, devices: defaultdict[str, DeviceHealth], now: float) -> None:
@@ -466,7 +467,8 @@ class HealthWatch:
         totals = self._clock_events.totals
         for key in sorted(recent.keys() | totals.keys()):
             device_key, event = key
-            devices[device_key].clock_events[event] = recent[key], totals[key]
+            events = devices[device_key].clock_events
+            events[event] = recent[key], totals[key]
 
     def _report_gpu(
         self,
@@ -485,9 +487,9 @@ class HealthWatch:
             since[XID] = min(seen.first for seen in gpu.xids.values())
         if gpu.caused:
             causes = gpu.caused.values()
-            texts = few_of([cause.text for cause in causes], 2)
+            texts = few_of([seen.cause for seen in causes], 2)
             details[APPLICATION_XID] = texts[:_MAX_DETAIL]
-            since[APPLICATION_XID] = min(cause.first for cause in causes)
+            since[APPLICATION_XID] = min(seen.first for seen in causes)
 
         present, healthy = self._judge(details, since, failures)
         for name, detail in _compare(gpu, present, opinions, now).items():
@@ -540,14 +542,10 @@ def _compare(
     Returns the detail of the conditions about it, or None if they are absent. Empty if unknown.
     """
     names = {condition.name for condition in present}
+    disagreements = {}
     is_known = bool(opinions) and DRIVER_AWAY not in names
-    unhealthy = [opinion for opinion in opinions if opinion.health == UNHEALTHY]
-
-    disagreements: dict[str, str] = {}
-    if is_known and not unhealthy and any(map(is_grave, names)):
-        disagreements[KUBERNETES_HEALTHY] = ""
-    if is_known and unhealthy and not any(map(breaks_gpu, names)):
-        disagreements[KUBERNETES_UNHEALTHY] = unhealthy[0].message[:_MAX_DETAIL]
+    if is_known:
+        disagreements = _find_disagreements(names, opinions)
 
     details: dict[str, str | None] = {}
     for name in (KUBERNETES_HEALTHY, KUBERNETES_UNHEALTHY):
@@ -558,6 +556,18 @@ def _compare(
         if is_known:
             details.setdefault(name, None)
     return details
+
+
+def _find_disagreements(
+    conditions: Collection[str], opinions: Sequence[KubernetesHealth]
+) -> dict[str, str]:
+    """Returns the message of Kubernetes, by name of the condition."""
+    unhealthy = [opinion for opinion in opinions if opinion.health == UNHEALTHY]
+    if unhealthy and not any(map(breaks_gpu, conditions)):
+        return {KUBERNETES_UNHEALTHY: unhealthy[0].message[:_MAX_DETAIL]}
+    if not unhealthy and any(map(is_grave, conditions)):
+        return {KUBERNETES_HEALTHY: ""}
+    return {}
 
 
 class _Absence(NamedTuple):
@@ -594,19 +604,13 @@ def _check_gpu(
         reading = result.readings[device.uuid]
         if reading.reports_errors:
             details[XID] = None
-        up = reading.links_up
         details |= conditions_from_fields(values)
-        details |= fabric_detail(values.get(FABRIC_FIELD), up)
+        details |= fabric_detail(values.get(FABRIC_FIELD), reading.links_up)
         for condition, is_present in gpu.throttling.update(values, now).items():
             details[condition] = "" if is_present else None
-
         # NVLinks are not used in MIG mode.
-        if up is not None and not device.mig_enabled:
-            gpu.links = max(gpu.links, up)
-            # 0 if the GPU has no NVLink bridge
-            if gpu.links:
-                wired = max(gpu.links, usual_links)
-                details[NVLINK] = f"{wired - up}/{wired}" if up < wired else None
+        if reading.links_up is not None and not device.mig_enabled:
+            details |= _check_links(gpu, reading.links_up, usual_links)
 
     # The start time of an unknown condition is kept.
     for condition, detail in details.items():
@@ -615,6 +619,17 @@ def _check_gpu(
         else:
             gpu.since.setdefault(condition, now)
     return details
+
+
+def _check_links(gpu: _CheckedGpu, up: int, usual_links: int) -> dict[str, str | None]:
+    """Empty if the GPU has no NVLink bridge."""
+    gpu.links = max(gpu.links, up)
+    if not gpu.links:
+        return {}
+
+    wired = max(gpu.links, usual_links)
+    missing = wired - up
+    return {NVLINK: f"{missing}/{wired}" if missing > 0 else None}
 
 
 def _check_reset(gpu: _CheckedGpu, absence: _Absence | None, values: FieldValues | None) -> None:
@@ -651,10 +666,11 @@ def _find_absence(device: Device, result: TelemetryResult) -> _Absence | None:
         return None
     if own.error == "deadline":
         return _Absence(UNREADABLE, "hung")
-    if own.error not in (*_DRIVER_REASONS, "gpu_lost"):
+    if own.error == "gpu_lost":
+        return _Absence(LOST)
+    if own.error not in _DRIVER_REASONS:
         return _Absence(UNREADABLE, own.error)
-    others_answer = any(source.up for source in of_gpus.values())
-    if others_answer or own.error == "gpu_lost":
+    if any(source.up for source in of_gpus.values()):
         return _Absence(LOST)
     return _Absence(DRIVER_AWAY, own.error)
 
