@@ -146,15 +146,19 @@ class XidBlame:
         chosen = same or others
         if not chosen:
             return None
-        nearest = min(chosen, key=lambda line: abs(line.at - event.at))
+
+        chosen.sort(key=lambda line: abs(line.at - event.at))
+        nearest = chosen[0]
         distance = abs(nearest.at - event.at)
         for line in chosen:
             is_close = abs(line.at - event.at) - distance < _SAME_FAULT
-            if line.pid != nearest.pid and is_close and not self._have_same_owner(line, nearest):
+            if is_close and not self._have_same_owner(line, nearest):
                 return None
         return nearest
 
     def _have_same_owner(self, one: KernelXid, other: KernelXid) -> bool:
+        if one.pid == other.pid:
+            return True
         owner = self._find_owner(one.pid)
         other_owner = self._find_owner(other.pid)
         if owner is None or other_owner is None or owner.workload is None:

@@ -277,7 +277,8 @@ class UsageReader:
 
     def _read_memory(self, part: str, handle: Any) -> int | None:
         version = self._driver.constant("nvmlMemory_v2")
-        info = self._read(part, lambda: self._driver.call(_MEMORY, handle, version))
+        read = partial(self._driver.call, _MEMORY, handle, version)
+        info = self._read(part, read)
         if info is None or not self._is_valid(part, info.used, info.total):
             return None
         return int(info.used)
@@ -402,10 +403,9 @@ class UsageReader:
         if device.busy_ns == 0:
             return {}  # skips a call that costs 1.9 ms of CPU
 
-        entries = self._read(_PROCESSES, partial(self._read_entries, _PROCESSES, since))
+        entries = self._read_process_entries(_PROCESSES, since)
         if _PROCESSES in self._guard.unsupported:
-            read_entries = partial(self._read_entries, _NEWER_PROCESSES, since)
-            entries = self._read(_NEWER_PROCESSES, read_entries)
+            entries = self._read_process_entries(_NEWER_PROCESSES, since)
         if entries is None:
             return None
 
@@ -416,6 +416,9 @@ class UsageReader:
                 if self._is_valid(_PROCESSES, entry.smUtil, 100):
                     busy[entry.pid] = entry.smUtil * device.window_ns // 100
         return busy
+
+    def _read_process_entries(self, function: str, since: int) -> Sequence[Any] | None:
+        return self._read(function, partial(self._read_entries, function, since))
 
     # Energy
 
@@ -438,23 +441,20 @@ class UsageReader:
         is read every time, because energy is split among windows by power. The first reading, and
         the first after a reset, returns 0.
         """
-        pids = None if running is None else frozenset(process.pid for process in running)
-        has_changed = pids != self._pids
-        self._pids = pids
-
-        before = self._last_energy
         now = self._clock()
-        is_due = before is None or now - before.time >= _ENERGY_SECONDS - _EARLY_SECONDS
-        if self._energy_is_known and not is_due and not has_changed and power is not None:
-            return None
-
-        shared = None if has_changed else self._find_shared_reading(now)
-        reading = shared or self._read(ENERGY_COUNTER, partial(self._read_counter, now))
+        reading: CounterReading | None = None
+        if not self._follow_processes(running):
+            if power is not None and not self._is_energy_due(now):
+                return None
+            reading = self._find_shared_reading(now)
+        if reading is None:
+            reading = self._read(ENERGY_COUNTER, partial(self._read_counter, now))
         if reading is None:
             return None
         if not self._is_valid(ENERGY_COUNTER, reading.energy_mj, _MAX_COUNTER_MJ):
             return None
 
+        before = self._last_energy
         self._last_energy = reading
         if before is None or reading.energy_mj < before.energy_mj:
             self._energy_is_known = False
@@ -463,6 +463,18 @@ class UsageReader:
         used = self._subtract_energy(reading, before)
         self._energy_is_known = used is not None
         return used
+
+    def _follow_processes(self, running: Sequence[ProcessUsage] | None) -> bool:
+        """Returns True if a process has started or ended since the last reading."""
+        before = self._pids
+        self._pids = None if running is None else frozenset(process.pid for process in running)
+        return self._pids != before
+
+    def _is_energy_due(self, now: float) -> bool:
+        last = self._last_energy
+        if last is None or not self._energy_is_known:
+            return True
+        return now - last.time >= _ENERGY_SECONDS - _EARLY_SECONDS
 
     def _subtract_energy(self, now: CounterReading, before: CounterReading) -> int | None:
         """Returns the increase of the counter. None if it is more than possible."""
