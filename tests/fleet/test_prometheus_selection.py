@@ -182,9 +182,19 @@ def test_a_past_time(serving: Serving, tmp_path: Path) -> None:
 
 
 def test_bad_requests_and_a_failing_server() -> None:
-    for text in ("sort=colour", "state=old", "page=0", "page=many"):
-        with pytest.raises(UsageError):
-            parse_gpu_query(dict([text.split("=")]))
+    wrong = {
+        "sort=colour": "sort='colour': use broken, idle, utilization or memory",
+        "state=old": "state='old': use held, free, used, idle or broken",
+        "page=0": "page='0': write a number from 1 to 1000000",
+        "page=many": "page='many': write a number from 1 to 1000000",
+        "at=noon": "at='noon': write a Unix time in seconds",
+    }
+    for text, message in wrong.items():
+        name, value = text.split("=")
+        with pytest.raises(UsageError) as refused:
+            parse_gpu_query({"ns": "ml", name: value})
+        assert str(refused.value) == message
+        assert refused.value.facts == {"parameter": name}
     assert parse_gpu_query({"range": "1h"}) is None
     with running_double() as double:
         cluster = Cluster(lambda: None, ViewSettings())  # type: ignore[arg-type,return-value]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 from collections import Counter
 
+import pytest
+
 from podgpu.metrics.encode import CONTENT_TYPE
 from tests.nodes.node import Node
 from tests.web.server import Answer, Client
@@ -26,6 +28,21 @@ def test_gzip(node: Node, client: Client) -> None:
         assert answer.headers["Content-Type"] == CONTENT_TYPE
         assert answer.headers["Vary"] == "Accept, Accept-Encoding"
         assert int(answer.headers["Content-Length"]) == len(answer.body)
+
+
+@pytest.mark.parametrize("refusal", ["gzip;q=0", "deflate, GZIP; q=0.000", "gzip ; q = 0."])
+def test_gzip_that_the_client_refuses(refusal: str, node: Node, client: Client) -> None:
+    node.take_turns()
+    answer = client.ask("/metrics", Accept_Encoding=refusal)
+    assert "Content-Encoding" not in answer.headers
+    assert answer.body == client.ask("/metrics").body
+
+
+@pytest.mark.parametrize("wish", ["gzip", "GZIP;q=0.001", "identity;q=0, gzip;q=1"])
+def test_gzip_that_the_client_accepts(wish: str, node: Node, client: Client) -> None:
+    node.take_turns()
+    answer = client.ask("/metrics", Accept_Encoding=wish)
+    assert answer.headers["Content-Encoding"] == "gzip"
 
 
 def test_scrapes_do_not_call_the_driver_or_the_kubelet(node: Node, client: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,6 +32,7 @@ PAGE_HEADERS = {
     ),
 }
 METRICS_HEADERS = {"Content-Type": CONTENT_TYPE}
+_REFUSED = re.compile(r"q\s*=\s*0(\.0*)?")  # in Accept-Encoding
 _EITHER_FORMAT = {"Vary": "Accept, Accept-Encoding"}
 JSON_HEADERS = {**PAGE_HEADERS, "Content-Type": "application/json; charset=utf-8"}
 
@@ -156,14 +158,14 @@ def json_error(
 
 
 def accepts_gzip(header: str) -> bool:
-    """Returns True if the Accept-Encoding header lists gzip.
+    """Returns True if the Accept-Encoding header lists gzip, and does not refuse it with q=0.
 
-    Ignores quality values, as Prometheus' Go client does.
+    Ignores other quality values, as Prometheus' Go client does.
     """
-    for part in header.split(","):
-        encoding, _, _ = part.partition(";")
-        if encoding.strip().lower() == "gzip":
-            return True
+    for part in header.lower().split(","):
+        encoding, *parameters = [word.strip() for word in part.split(";")]
+        if encoding == "gzip":
+            return not any(_REFUSED.fullmatch(parameter) for parameter in parameters)
     return False
 
 

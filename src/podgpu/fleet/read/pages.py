@@ -75,15 +75,29 @@ class GpuQuery(msgspec.Struct, frozen=True):
     at: float | None = None  # a past Unix time
 
 
+_VALID = {
+    "state": "use held, free, used, idle or broken",
+    "sort": "use broken, idle, utilization or memory",
+    "page": "write a number from 1 to 1000000",
+    "at": "write a Unix time in seconds",
+}
+"""What to write instead of an invalid value. The other parameters may have any value."""
+
+
 def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
     """Returns None if no parameter is given. Raises UsageError."""
     given = {name: query[name] for name in GpuQuery.__struct_fields__ if query.get(name)}
     if not given:
         return None
-    try:
-        return msgspec.convert(given, GpuQuery, strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(str(error)) from error
+
+    for name, text in given.items():
+        try:
+            msgspec.convert({name: text}, GpuQuery, strict=False)
+        except msgspec.ValidationError as error:
+            message = f"{name}={text[:60]!a}: {_VALID[name]}"
+            raise UsageError(message, parameter=name) from error
+
+    return msgspec.convert(given, GpuQuery, strict=False)
 
 
 @dataclass(eq=False)
