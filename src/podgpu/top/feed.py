@@ -44,6 +44,10 @@ class Sparklines:
     """(UUID, MIG instance) -> points, newest last, as encoded by `utilization_byte`."""
     span: float = 0.0  # time covered by all points, in seconds
 
+    def find(self, line: Line) -> bytes:
+        """Returns the points of the device to which a line belongs."""
+        return self.points.get(line.row[1:3], b"")
+
 
 @dataclass(frozen=True, slots=True)
 class FetchedDetails:
@@ -97,11 +101,11 @@ class LocalSource:
 
         now = agent.clock.monotonic()
         wall = agent.clock.wall()
-        view = make_view(build_single_node_state(state, ViewSettings(), now, wall, notes=notes))
+        cluster = build_single_node_state(state, ViewSettings(), now, wall, notes=notes)
         processes: Processes = {}
         if self.with_processes:
             processes = agent.list_processes()
-        return SourceReading(view, processes)
+        return SourceReading(make_view(cluster), processes)
 
 
 class _HistoryAnswer(msgspec.Struct):
@@ -148,7 +152,11 @@ class ClusterSource:
             # Not every server has a history.
             with suppress(SourceError, msgspec.DecodeError, ValueError):
                 self._history = self._read_history()
-            self._fetched = self._fetch_details(selected, view) if selected else FetchedDetails()
+
+            self._fetched = FetchedDetails()
+            if selected:
+                self._fetched = self._fetch_details(selected, view)
+
             self._due_at = time.monotonic() + _DETAILS_SECONDS
         return SourceReading(view, history=self._history, fetched=self._fetched)
 
@@ -270,9 +278,13 @@ class Seen:
         notes = list(self.view.notes)
         for node in self.view.nodes:
             if node.old:
-                age = "" if node.age_seconds is None else f": {node.age_seconds:.0f} s"
-                notes.append(f"{node.name} is stale{age}")
+                stale = f"{node.name} is stale"
+                if node.age_seconds is not None:
+                    stale += f": {node.age_seconds:.0f} s"
+                notes.append(stale)
+
             notes += [f"{node.name}: {text}" for text in node.notes]
+
         return notes
 
 

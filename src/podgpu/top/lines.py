@@ -141,13 +141,15 @@ def _make_gpu_line(node: NodeView, gpu: GpuView, now: float, processes: Processe
     if not gpu.instances:
         return line
 
-    instances = sorted(gpu.instances, key=lambda instance: (len(instance.id), instance.id))
-    inner = [_make_slot_line(node, gpu, slot, now, processes) for slot in instances]
+    inner = []
+    for instance in sorted(gpu.instances, key=lambda instance: int(instance.id)):
+        inner.append(_make_slot_line(node, gpu, instance, now, processes))
+
     line = replace(line, beneath=line.beneath + tuple(inner))
     if gpu.holders:
         return line
 
-    held = sum(bool(instance.holders) for instance in instances)
+    held = sum(bool(instance.holders) for instance in gpu.instances)
     remark = f"{held} of {plural(len(inner), 'instance')} held"
     return replace(line, remark=remark, processes=_sum_processes(inner))
 
@@ -189,7 +191,8 @@ def _make_slot_line(
         key = device_key(gpu.uuid, int(instance))
 
     running = sorted(processes.get(key, ()), key=lambda process: process.pid)
-    return _SlotLines((node.name, gpu.uuid, instance), gpu, slot, now, running).make_slot()
+    place = (node.name, gpu.uuid, instance)
+    return _SlotLines(place, gpu, slot, now, running).make_slot()
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +362,7 @@ def arrange(lines: Iterable[Line], order: Order, wanted: str = "") -> list[Line]
     """
     if wanted:
         lines = _filter(lines, wanted.casefold())
+
     arranged = _sort(lines, order)
     arranged.sort(key=lambda line: _SEVERITIES.index(line.severity), reverse=True)
     return list(_show_shared_once(arranged))

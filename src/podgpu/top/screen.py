@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -170,7 +170,8 @@ class Screen:
 
     def _move(self, key: str) -> None:
         if self._is_detailed:
-            self._details_scroll = self._find_target(key, self._details_scroll, len(self._details))
+            count = len(self._details)
+            self._details_scroll = self._find_target(key, self._details_scroll, count)
         elif self._rows:
             self._cursor = self._find_target(key, self._cursor, len(self._rows))
             self._selected = self._rows[self._cursor]
@@ -188,14 +189,16 @@ class Screen:
     def _follow_selection(self) -> None:
         """Moves the cursor to the selected row, and scrolls so that the cursor is visible."""
         rows = self._rows
-        self._cursor = _clamp(self._cursor, len(rows) - 1)
+        last = len(rows) - 1
+        self._cursor = _clamp(self._cursor, last)
 
-        selected = self._selected
-        if selected is not None and selected in rows and rows[self._cursor] != selected:
-            self._cursor = rows.index(selected)
+        is_there = bool(rows) and rows[self._cursor] == self._selected
+        if not is_there and self._selected in rows:
+            self._cursor = rows.index(self._selected)
 
+        # Between these, the cursor is in the last or in the first visible row.
         lowest = max(0, self._cursor - self._height + 1)
-        highest = _clamp(self._cursor, len(rows) - self._height)
+        highest = _clamp(self._cursor, last - self._height + 1)
         self._scroll = max(lowest, min(self._scroll, highest))
 
     # Drawing
@@ -207,22 +210,27 @@ class Screen:
         """
         layout = self.lay_out(seen, size, now)
         body = self._render_body(layout.table)
-        blank: list[Spans] = [[]] * (self._height - len(body))
-        footer = self._render_footer(size[0])
-        return layout.head + body + blank + layout.notes + [footer]
+        while len(body) < self._height:
+            body.append([])
+
+        lines = layout.head + body + layout.notes
+        lines.append(self._render_footer(size[0]))
+        return lines
 
     def lay_out(self, seen: Seen, size: tuple[int, int], now: float) -> _Layout:
         """Updates the rows, the cursor and the details, after a key or a reading."""
         width, height = size
-        table = self._make_table(seen, width)
-        notes = _render_notes(seen, width, now)
-
-        head: list[Spans] = [[(_make_title(seen, self.source, self.order), "title")]]
+        title = _make_title(seen, self.source, self.order)
+        head: list[Spans] = [[(title, "title")]]
         if height >= _MIN_HEIGHT_OF_TOTALS:
             head.append(render_totals(seen.view.totals, seen.view.currency, width))
-        head.append(table.header())
 
-        self._height = max(1, height - len(head) - len(notes) - 1)
+        table = self._make_table(seen, width)
+        head.append(table.header())
+        notes = _render_notes(seen, width, now)
+
+        others = len(head) + len(notes) + 1  # with the footer
+        self._height = max(1, height - others)
         self._rows = [line.row for _, line in table.lines]
         self._follow_selection()
         self._update_details(table, seen, width)
@@ -232,9 +240,9 @@ class Screen:
         made_for = (seen.lines, self.order, self.wanted, width)
         if self._table is None or self._made_for != made_for:
             self._made_for = made_for
-            self._table = Table(
-                arrange(seen.lines, self.order, self.wanted), self.order, width, seen.sparklines
-            )
+            lines = arrange(seen.lines, self.order, self.wanted)
+            self._table = Table(lines, self.order, width, seen.sparklines)
+
         self._table.sparklines = seen.sparklines
         return self._table
 
@@ -252,18 +260,20 @@ class Screen:
         if self._is_helping:
             return [[(line, "")] for line in _HELP[: self._height]]
         if self._details:
-            return self._details[self._details_scroll : self._details_scroll + self._height]
+            end = self._details_scroll + self._height
+            return self._details[self._details_scroll : end]
 
         rows = table.render(self._scroll, self._scroll + self._height)
         if not rows:
             return [[("no line matches the filter", "dim")]]
 
+        place = self._cursor - self._scroll
         marked: Spans = []
-        for text, style in rows[self._cursor - self._scroll]:
-            if style == "bar":
-                style = ""  # the cursor has its own colour
+        for text, style in rows[place]:
+            # The cursor has its own colour.
+            style = style.replace("bar", "")
             marked.append((text, f"cursor {style}".rstrip()))
-        rows[self._cursor - self._scroll] = marked
+        rows[place] = marked
         return rows
 
     def _render_footer(self, width: int) -> Spans:
@@ -277,8 +287,11 @@ class Screen:
         place = ""
         count = len(self._rows)
         if count > self._height:
-            place = f"{min(self._scroll + self._height, count)}/{count}"
-        return [(f"{fit(keys, width - len(place) - 1)} {place}", "dim")]
+            last = min(self._scroll + self._height, count)
+            place = f"{last}/{count}"
+
+        room = width - len(place) - 1
+        return [(f"{fit(keys, room)} {place}", "dim")]
 
 
 def _clamp(number: int, highest: int) -> int:
@@ -304,14 +317,14 @@ def _make_title(seen: Seen, source: str, order: Order) -> str:
         if line.holder is not None and line.kind != "process":
             holders.add(line.name)
 
-    parts = [plural(len(seen.lines), "GPU")]
+    counts = plural(len(seen.lines), "GPU")
     if instances:
-        parts.append(plural(instances, "MIG instance"))
-    parts.append(plural(len(holders), "holder"))
+        counts += f", {plural(instances, 'MIG instance')}"
+    counts += f", {plural(len(holders), 'holder')}"
 
-    where = _name_nodes(seen.lines) or source
     simulated = "SIMULATED  " if seen.view.simulated else ""
-    title = f"podgpu top  {simulated}{where}  {', '.join(parts)}, by {_ORDER_NAMES[order]}"
+    where = _name_nodes(seen.lines) or source
+    title = f"podgpu top  {simulated}{where}  {counts}, by {_ORDER_NAMES[order]}"
     return printable(title)
 
 
@@ -321,24 +334,37 @@ def _render_notes(seen: Seen, width: int, now: float) -> list[Spans]:
     If it succeeded, returns the notes of the view, most serious first.
     """
     if seen.error is not None:
-        age = f"; the figures are {format_duration(max(0.0, now - seen.read_at))} old"
-        error = fit_start(printable(str(seen.error)), width - len(age)).rstrip()
-        return [[(error + age, "bad")]]
+        seconds = max(0.0, now - seen.read_at)
+        age = f"; the figures are {format_duration(seconds)} old"
+        error = fit_start(printable(str(seen.error)), width - len(age))
+        return [[(error.rstrip() + age, "bad")]]
 
+    notes = _list_notes(seen)
+    shown = notes
+    if len(notes) > _MAX_NOTES:
+        shown = notes[: _MAX_NOTES - 1]
+        hidden = len(notes) - len(shown)
+        shown.append((f"{hidden} more notes: run podgpu top --once to see them", "dim"))
+
+    return [[(fit_start(printable(text), width), style)] for text, style in shown]
+
+
+def _list_notes(seen: Seen) -> Spans:
+    """Returns the notes that are not shown at a GPU, those of broken GPUs first."""
     shown_at_gpu = {alert.text for alert in seen.view.alerts if alert.uuid}
     broken = {alert.text for alert in seen.view.alerts if alert.severity == "broken"}
-    notes = []
-    for note in seen.notes:
-        style = "bad" if note in broken else "warn"
-        if note not in shown_at_gpu:
-            notes.append((note, style))
-    notes.sort(key=lambda note: note[1] != "bad")
 
-    if len(notes) > _MAX_NOTES:
-        hidden = len(notes) - _MAX_NOTES + 1
-        more = f"{hidden} more notes: run podgpu top --once to see them"
-        notes[_MAX_NOTES - 1 :] = [(more, "dim")]
-    return [[(fit_start(printable(text), width), style)] for text, style in notes]
+    serious: Spans = []
+    others: Spans = []
+    for note in seen.notes:
+        if note in shown_at_gpu:
+            continue
+        if note in broken:
+            serious.append((note, "bad"))
+        else:
+            others.append((note, "warn"))
+
+    return serious + others
 
 
 # Details of one GPU: its problems with advice, its holders, and all fields that the server reports
@@ -423,7 +449,8 @@ def _make_details_title(line: Line) -> str:
 
 
 def _add_condition(text: _Paragraphs, condition: ConditionView, now: float) -> None:
-    problem = format_condition(condition, seconds_since(condition.since, now))
+    age = seconds_since(condition.since, now)
+    problem = format_condition(condition, age)
     if condition.since is not None:
         problem += f" (since {_format_time(condition.since)})"
     text.add(problem, severity_of(condition))
@@ -441,17 +468,19 @@ def _add_figures(text: _Paragraphs, line: Line, seen: Seen) -> None:
         f"power {format_number(slot.power_watts, 'W')}",
         f"temperature {format_number(slot.temperature_celsius, 'C')}",
     ]
+
     if slot.price_per_hour is not None:
         price = format_money(slot.price_per_hour, seen.view.currency)
         facts.append(f"price {price}/h")
     text.add_facts(facts)
 
     sparklines = seen.sparklines
-    points = sparklines.points.get(line.row[1:3], b"")
+    points = sparklines.find(line)
     if points.strip(bytes([NO_DATA])):
         label = f"last {duration_text(sparklines.span)} "
         room = text.width - len(label)
-        sparkline = draw_sparkline(points, min(len(points), room))
+        width = min(len(points), room)
+        sparkline = draw_sparkline(points, width)
         text.lines.append([(label, "dim"), (sparkline, "bar")])
 
 
@@ -476,26 +505,29 @@ def _add_holder(text: _Paragraphs, holder: HolderView, seen: Seen) -> None:
     owner = f", part of {holder.owner.kind} {holder.owner.name}" if holder.owner else ""
     text.add(f"held by {name_of(holder)}{owner}", "title")
 
-    idle = format_idle(holder.use, seconds_since(holder.idle_since, seen.now))
-    if idle not in ("busy", "idle"):
-        idle = f"idle {idle}"
-    facts = [
-        f"utilisation {format_percent(holder.utilization_ratio)}",
-        f"memory {format_gib(holder.memory_used_bytes)} GiB",
-        f"processes {format_number(holder.processes)}",
-        idle,
-    ]
+    text.add_facts(_list_holder_facts(holder, seen), _INDENT)
+
+
+def _list_holder_facts(holder: HolderView, seen: Seen) -> Iterator[str]:
+    yield f"utilisation {format_percent(holder.utilization_ratio)}"
+    yield f"memory {format_gib(holder.memory_used_bytes)} GiB"
+    yield f"processes {format_number(holder.processes)}"
+
+    seconds = seconds_since(holder.idle_since, seen.now)
+    idle = format_idle(holder.use, seconds)
+    yield idle if idle in ("busy", "idle") else f"idle {idle}"
 
     if holder.wait_ratio:
         waited = f"waited {format_percent(holder.wait_ratio)}"
         for runner in holder.waits_for[:1]:
-            waited += f" ({format_percent(runner.ratio)} for {runner.text or _OUTSIDE_PODS})"
-        facts.append(waited)
+            name = runner.text or _OUTSIDE_PODS
+            waited += f" ({format_percent(runner.ratio)} for {name})"
+        yield waited
+
     if holder.share_ratio is not None:
-        facts.append(f"share {format_percent(holder.share_ratio)}")
+        yield f"share {format_percent(holder.share_ratio)}"
     if holder.cost_per_hour is not None:
-        facts.append(f"costs {format_money(holder.cost_per_hour, seen.view.currency)}/h")
-    text.add_facts(facts, _INDENT)
+        yield f"costs {format_money(holder.cost_per_hour, seen.view.currency)}/h"
 
 
 def _add_waits(text: _Paragraphs, holders: Iterable[HolderView]) -> None:
@@ -509,16 +541,19 @@ def _add_waits(text: _Paragraphs, holders: Iterable[HolderView]) -> None:
 
     names = list(dict.fromkeys(chain(waits, *waits.values())))
     text.add("seconds that each holder waited in the last reading; columns: the holder that ran")
-    titles = [""]
-    columns = ["".join(f"{number:>{_WAIT_WIDTH}}" for number, _ in enumerate(names, 1))]
+    header = ""
+    rows = {}  # title -> cells
     for number, name in enumerate(names, 1):
-        titles.append(f"{number:>3} {printable(name or _OUTSIDE_PODS)}")
-        columns.append(_format_waits(name, waits.get(name), names))
+        header += f"{number:>{_WAIT_WIDTH}}"
+        title = f"{number:>3} {printable(name or _OUTSIDE_PODS)}"
+        rows[title] = _format_waits(name, waits.get(name), names)
 
-    longest = max(cell_len(title) for title in titles)
-    start = min(longest, max(_MIN_WIDTH_OF_NAMES, text.width - _WAIT_WIDTH * len(names)))
-    for title, cells in zip(titles, columns, strict=True):
-        row = fit_start(fit(title, start) + cells, text.width)
+    longest = max(map(cell_len, rows))
+    room = max(_MIN_WIDTH_OF_NAMES, text.width - len(header))
+    width = min(longest, room)
+
+    for title, cells in ({"": header} | rows).items():
+        row = fit_start(fit(title, width) + cells, text.width)
         text.lines.append([(row.rstrip(), "")])
 
 
@@ -537,38 +572,39 @@ def _format_waits(name: str, seconds: Mapping[str, float] | None, names: Sequenc
 def _add_job(text: _Paragraphs, holder: Workload, fetched: FetchedDetails) -> None:
     """Adds the total usage of the holder's pod since the pod started."""
     for job in fetched.jobs:
-        if (job.namespace, job.pod) == (holder.namespace, holder.pod):
-            text.add_facts(_list_job_facts(job), _INDENT)
-            if job.why_slow:
-                is_found = any(check.state == "found" for check in job.checks)
-                text.add(f"{_INDENT}why slow: {job.why_slow}", "warn" if is_found else "dim")
-            if job.hint:
-                text.add(f"{_INDENT}{job.hint}", "warn")
+        if (job.namespace, job.pod) != (holder.namespace, holder.pod):
+            continue
+
+        text.add_facts(_list_job_facts(job), _INDENT)
+        if job.why_slow:
+            is_found = any(check.state == "found" for check in job.checks)
+            style = "warn" if is_found else "dim"
+            text.add(f"{_INDENT}why slow: {job.why_slow}", style)
+        if job.hint:
+            text.add(f"{_INDENT}{job.hint}", "warn")
 
 
-def _list_job_facts(job: JobSummary) -> list[str]:
+def _list_job_facts(job: JobSummary) -> Iterator[str]:
+    yield f"ran for {format_duration(job.duration_seconds)}"
+    yield f"{job.gpu_hours:.2f} GPU-hours"
+    yield f"mean {format_percent(job.mean_use)}"
+    yield f"peak {format_percent(job.peak_use)}"
+
     of_one = " of one GPU" if job.gpus > 1 else ""
-    facts = [
-        f"ran for {format_duration(job.duration_seconds)}",
-        f"{job.gpu_hours:.2f} GPU-hours",
-        f"mean {format_percent(job.mean_use)}",
-        f"peak {format_percent(job.peak_use)}",
-        f"peak memory{of_one} {format_gib(job.peak_memory_bytes)} GiB",
-    ]
+    yield f"peak memory{of_one} {format_gib(job.peak_memory_bytes)} GiB"
 
     if job.tensor_active_ratio is not None:
-        facts.append(f"tensor cores {format_percent(job.tensor_active_ratio)} now")
+        yield f"tensor cores {format_percent(job.tensor_active_ratio)} now"
     if job.energy_kwh is not None:
-        facts.append(f"{job.energy_kwh:.2f} kWh")
+        yield f"{job.energy_kwh:.2f} kWh"
     if job.cost is not None:
-        facts.append(format_money(job.cost, job.currency))
+        yield format_money(job.cost, job.currency)
     if job.wait_seconds:
-        facts.append(f"waited {format_duration(job.wait_seconds)}")
+        yield f"waited {format_duration(job.wait_seconds)}"
     if job.throttled_seconds:
-        facts.append(f"throttled {format_duration(job.throttled_seconds)}")
+        yield f"throttled {format_duration(job.throttled_seconds)}"
     if job.errors:
-        facts.append(f"errors {job.errors}")
-    return facts
+        yield f"errors {job.errors}"
 
 
 # Details from the server
@@ -605,15 +641,17 @@ def _add_fields(text: _Paragraphs, fields: Iterable[FieldView]) -> None:
     """Adds the fields in as many columns as fit."""
     cells = [printable(f"{field.name} {_format_value(field)}") for field in fields]
     longest = max(map(cell_len, cells), default=0)
-    gap = len(_GAP)
-    # Longer fields are cut, so that a wide terminal has at least two columns.
-    half = text.width // 2 - gap
-    width = min(longest, max(_MAX_FIELD, half), text.width)
-    columns = max(1, (text.width + gap) // (width + gap))
 
-    fitted = [fit(cell, width) for cell in cells]
-    for start in range(0, len(fitted), columns):
-        row = fitted[start : start + columns]
+    # Longer fields are cut, so that a wide terminal has at least two columns.
+    gap = len(_GAP)
+    half = text.width // 2 - gap
+    widest = max(_MAX_FIELD, half)
+    width = min(longest, widest, text.width)
+
+    columns = (text.width + gap) // (width + gap)
+    columns = max(1, columns)
+    for start in range(0, len(cells), columns):
+        row = [fit(cell, width) for cell in cells[start : start + columns]]
         text.lines.append([(_GAP.join(row), "")])
 
 

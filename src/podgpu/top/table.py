@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
@@ -101,14 +101,17 @@ def format_money(amount: float, currency: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+
+    if days:
+        return f"{days}d{hours:02d}h"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    if minutes:
+        return f"{minutes}m{rest:02d}s"
+    return f"{rest}s"
 
 
 def shorten_model(model: str) -> str:
@@ -295,7 +298,10 @@ def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
     holder = natural[_HOLDER]
 
     def room() -> int:
-        return width - sum(widths.values()) + widths[_HOLDER] - len(widths) + 1
+        """Returns how wide the holder column could be."""
+        gaps = len(widths) - 1
+        others = sum(widths.values()) - widths[_HOLDER]
+        return width - others - gaps
 
     if room() < holder and _NODE in widths:
         widths[_NODE] = min(widths[_NODE], _NARROW_NODE)
@@ -308,7 +314,8 @@ def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
 
     widths[_HOLDER] = max(1, min(holder, room()))
     if _HISTORY in widths:
-        widths[_HISTORY] += min(room() - widths[_HOLDER], _MAX_HISTORY - widths[_HISTORY])
+        unused = room() - widths[_HOLDER]
+        widths[_HISTORY] = min(widths[_HISTORY] + unused, _MAX_HISTORY)
     return widths
 
 
@@ -341,10 +348,11 @@ class Table:
             self._widths = _lay_out(self._widths, width)
 
     def _measure(self, column: Column) -> int:
-        indent = len(_INDENT) if column is _HOLDER else 0
         widest = max(column.min_width, len(column.title))
         for depth, line in self.lines:
-            width = cell_len(_cell(column, line)) + depth * indent
+            width = cell_len(_cell(column, line))
+            if column is _HOLDER:
+                width += depth * len(_INDENT)
             widest = max(widest, width)
         return widest
 
@@ -354,9 +362,11 @@ class Table:
             title = column.title
             if column is _HISTORY and self.sparklines:
                 title = f"LAST {duration_text(self.sparklines.span)}"
+
             style = "sorted" if column.order == self._order else "header"
-            spans.append((fit(title, width, column.right), style))
-            spans.append((" ", "header"))
+            text = fit(title, width, column.right)
+            spans += [(text, style), (" ", "header")]
+
         return spans[:-1]
 
     def render(self, start: int = 0, end: int | None = None) -> list[Spans]:
@@ -365,7 +375,8 @@ class Table:
 
     def _render_row(self, depth: int, line: Line) -> Spans:
         if line.condition is not None:
-            text = _INDENT * depth + "! " + printable(format_condition(line.condition, line.age))
+            problem = printable(format_condition(line.condition, line.age))
+            text = f"{_INDENT * depth}! {problem}"
             if self._width is not None:
                 text = fit_start(text, self._width)
             return [(text, line.severity)]
@@ -377,13 +388,14 @@ class Table:
             style = column.style(line) or base
             if text == ABSENT:
                 style = "dim"
-            spans.append((self._fit(column, depth, line, text, width), style))
-            spans.append((" ", base))
+            fitted = self._fit(column, depth, line, text, width)
+            spans += [(fitted, style), (" ", base)]
+
         return spans[:-1]
 
     def _fit(self, column: Column, depth: int, line: Line, text: str, width: int) -> str:
         if column is _HISTORY and self.sparklines and line.is_slot:
-            return draw_sparkline(self.sparklines.points.get(line.row[1:3], b""), width)
+            return draw_sparkline(self.sparklines.find(line), width)
         if column is not _HOLDER:
             return fit(text, width, column.right)
 
@@ -427,27 +439,39 @@ def _format_cost(totals: Totals, allocated_cost: float, currency: str) -> Span:
 
 
 def render_totals(totals: Totals, currency: str, width: int) -> Spans:
-    parts: dict[str, Span] = {}
-    parts["allocated"] = f"{format_gpus(totals.allocated)}/{totals.gpus} allocated", ""
-    parts["used"] = f"{format_gpus(totals.used)} used", ""
-    parts["idle"] = f"{format_gpus(totals.idle)} idle", "warn" if totals.idle else ""
-    if totals.unknown:
-        parts["unknown"] = f"{format_gpus(totals.unknown)} use unknown", ""
-    parts["free"] = f"{format_gpus(totals.free)} free", ""
-    if totals.unheld_unknown:
-        parts["unheld"] = f"{format_gpus(totals.unheld_unknown)} holder unknown", ""
-    parts["broken"] = f"{totals.broken} broken", "bad" if totals.broken else ""
-    if totals.kubernetes_unhealthy:
-        parts["refused"] = f"{totals.kubernetes_unhealthy} unhealthy in Kubernetes", "warn"
-    parts["watts"] = _format_watts(totals.power_watts), ""
-    if totals.cost_per_hour is not None:
-        parts["cost"] = _format_cost(totals, totals.cost_per_hour, currency)
+    parts = dict(_list_totals(totals, currency))
 
     for name in _OPTIONAL_TOTALS:
         line = _GAP.join(text for text, _ in parts.values())
         if len(line) > width:
             parts.pop(name, None)
+
     return [(text + _GAP, style) for text, style in parts.values()]
+
+
+def _list_totals(totals: Totals, currency: str) -> Iterator[tuple[str, Span]]:
+    """Yields the name of each total, and what is shown."""
+    allocated = format_gpus(totals.allocated)
+    yield "allocated", (f"{allocated}/{totals.gpus} allocated", "")
+    yield "used", (f"{format_gpus(totals.used)} used", "")
+
+    idle_style = "warn" if totals.idle else ""
+    yield "idle", (f"{format_gpus(totals.idle)} idle", idle_style)
+    if totals.unknown:
+        yield "unknown", (f"{format_gpus(totals.unknown)} use unknown", "")
+
+    yield "free", (f"{format_gpus(totals.free)} free", "")
+    if totals.unheld_unknown:
+        yield "unheld", (f"{format_gpus(totals.unheld_unknown)} holder unknown", "")
+
+    broken_style = "bad" if totals.broken else ""
+    yield "broken", (f"{totals.broken} broken", broken_style)
+    if totals.kubernetes_unhealthy:
+        yield "refused", (f"{totals.kubernetes_unhealthy} unhealthy in Kubernetes", "warn")
+
+    yield "watts", (_format_watts(totals.power_watts), "")
+    if totals.cost_per_hour is not None:
+        yield "cost", _format_cost(totals, totals.cost_per_hour, currency)
 
 
 def _format_watts(watts: float | None) -> str:
