@@ -183,7 +183,7 @@ def _label_pods(node: DemoNode) -> PodLabels:
     labels: dict[PodName, Pairs] = {}
     for tenant in node.tenants:
         if tenant.pod:
-            labels[tenant.namespace, tenant.pod] = (("team", team_of(tenant.namespace)),)
+            labels[tenant.pod_name] = (("team", team_of(tenant.namespace)),)
     return labels
 
 
@@ -200,7 +200,7 @@ def find_owners(nodes: Sequence[DemoNode]) -> dict[PodName, WorkloadOwner]:
         for tenant in node.tenants:
             owner = owner_of(tenant.pod)
             if owner is not None:
-                owners[tenant.namespace, tenant.pod] = owner
+                owners[tenant.pod_name] = owner
     return owners
 
 

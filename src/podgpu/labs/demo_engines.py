@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +21,8 @@ from podgpu.model import PodName
 _PROMPT_PART = 0.4  # of the busy time, on average; the rest generates tokens
 _SWING = 0.2
 _SWING_SECONDS = 47 * 60.0
-_BOUNDS = (0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)  # seconds, as in vLLM
+# Seconds, as in vLLM.
+_BOUNDS = (0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, float("inf"))
 
 
 class _Model(NamedTuple):
@@ -44,10 +45,8 @@ _MODELS = {
 
 def find_model(tenant: Tenant) -> str:
     """Returns the name of the model that the container serves. Empty if it is no engine."""
-    model = _find(tenant)
-    if model is None:
-        return ""
-    return model.name
+    model = _MODELS.get(_key_of(tenant))
+    return "" if model is None else model.name
 
 
 def count_tokens(tenant: Tenant, busy_seconds: float, at: float) -> Tokens | None:
@@ -55,7 +54,7 @@ def count_tokens(tenant: Tenant, busy_seconds: float, at: float) -> Tokens | Non
 
     Prompts are long at some times and answers at others, so each kind has a cost of its own.
     """
-    model = _find(tenant)
+    model = _MODELS.get(_key_of(tenant))
     if model is None:
         return None
 
@@ -65,8 +64,9 @@ def count_tokens(tenant: Tenant, busy_seconds: float, at: float) -> Tokens | Non
     return Tokens(prompt, generated)
 
 
-def _find(tenant: Tenant) -> _Model | None:
-    return _MODELS.get((tenant.pod.rpartition("-")[0], tenant.container))
+def _key_of(tenant: Tenant) -> tuple[str, str]:
+    prefix, _, _ = tenant.pod.rpartition("-")
+    return prefix, tenant.container
 
 
 @dataclass
@@ -74,7 +74,22 @@ class _Engine:
     model: _Model
     read_at: float
     tokens: Tokens = field(default_factory=Tokens)
-    buckets: dict[float, float] = field(default_factory=dict)  # upper bound -> requests
+    # Upper bound -> requests.
+    buckets: dict[float, float] = field(default_factory=lambda: dict.fromkeys(_BOUNDS, 0.0))
+
+    def work(self, tenant: Tenant, load: float, now: float) -> None:
+        """Counts what the engine did since the last reading."""
+        busy = load * (now - self.read_at)
+        self.read_at = now
+        more = count_tokens(tenant, busy, time.time()) or Tokens()
+        self.tokens = self.tokens.plus(more)
+
+        model = self.model
+        waits = model.first_token / max(0.1, 1.0 - load)
+        requests = model.prompt * busy / model.prompt_size
+        for bound in _BOUNDS:
+            if waits <= bound:
+                self.buckets[bound] += requests
 
 
 class DemoEngines:
@@ -90,39 +105,34 @@ class DemoEngines:
     def endpoints(self) -> dict[PodName, PodEndpoint]:
         """Returns what the API server would say about the pods."""
         found = {}
+        for _, tenant in self._list_tenants():
+            path = f"/{tenant.namespace}/{tenant.pod}"
+            found[tenant.pod_name] = PodEndpoint("127.0.0.1", (), self.port, path)
+        return found
+
+    def _list_tenants(self) -> Iterator[tuple[DemoNode, Tenant]]:
+        """Yields the containers that are engines, with their nodes."""
         for node in self._nodes:
             for tenant in node.tenants:
                 if find_model(tenant):
-                    path = f"/{tenant.namespace}/{tenant.pod}"
-                    endpoint = PodEndpoint("127.0.0.1", (), self.port, path)
-                    found[tenant.namespace, tenant.pod] = endpoint
-        return found
+                    yield node, tenant
 
     async def _answer(self, request: web.Request) -> web.Response:
         name = request.match_info["namespace"], request.match_info["pod"]
-        for node in self._nodes:
-            for tenant in node.tenants:
-                model = _find(tenant)
-                if (tenant.namespace, tenant.pod) == name and model is not None:
-                    return web.Response(text=self._write(node, tenant, model))
+        for node, tenant in self._list_tenants():
+            if tenant.pod_name == name:
+                return web.Response(text=self._write(node, tenant))
         return web.Response(status=404)
 
-    def _write(self, node: DemoNode, tenant: Tenant, model: _Model) -> str:
+    def _write(self, node: DemoNode, tenant: Tenant) -> str:
         now = time.monotonic()
-        engine = self._engines.setdefault(tenant, _Engine(model, now))
-        gpu = node.driver.gpus[tenant.gpu]
-        load = node.load_of(tenant).demand(node.clock.monotonic() - gpu.epoch)
+        if tenant not in self._engines:
+            self._engines[tenant] = _Engine(_MODELS[_key_of(tenant)], now)
+        engine = self._engines[tenant]
 
-        seconds = now - engine.read_at
-        engine.read_at = now
-        more = count_tokens(tenant, load * seconds, time.time()) or Tokens()
-        engine.tokens = engine.tokens.plus(more)
-
-        waits = model.first_token / max(0.1, 1.0 - load)
-        requests = model.prompt * load * seconds / model.prompt_size
-        for bound in (*_BOUNDS, float("inf")):
-            if waits <= bound:
-                engine.buckets[bound] = engine.buckets.get(bound, 0.0) + requests
+        epoch = node.driver.gpus[tenant.gpu].epoch
+        load = node.load_of(tenant).demand(node.clock.monotonic() - epoch)
+        engine.work(tenant, load, now)
         return _write_metrics(engine, load)
 
 
@@ -140,9 +150,9 @@ def _write_metrics(engine: _Engine, load: float) -> str:
 
     lines = [f"vllm:{name}{{{labels}}} {value}" for name, value in values.items()]
 
-    for bound in (*_BOUNDS, float("inf")):
+    for bound in _BOUNDS:
         le = "+Inf" if bound == float("inf") else f"{bound}"
-        count = round(engine.buckets.get(bound, 0.0), 3)
+        count = round(engine.buckets[bound], 3)
         name = "vllm:time_to_first_token_seconds_bucket"
         lines.append(f'{name}{{{labels},le="{le}"}} {count}')
     return "\n".join(lines) + "\n"

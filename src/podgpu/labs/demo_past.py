@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import fmean
@@ -28,7 +28,7 @@ from podgpu.labs.demo_engines import count_tokens, find_model
 from podgpu.labs.simulate.gpu import DRAM, LoadActivity, SimulatedGpu, compute_watts, final_celsius
 from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
 from podgpu.metrics.conditions import LOST, NODE_GONE
-from podgpu.model import Workload, WorkloadOwner
+from podgpu.model import Workload, WorkloadOwner, group_by
 from podgpu.past.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.load_steps import PastLoad
 from podgpu.past.recorder import HistoryRecorder
@@ -40,10 +40,22 @@ _PAUSE_HOURS = 0.5
 _JOB_BEGAN = 0.3  # hours ago; an hour ago, an earlier job ran
 _NIGHT = 0.6  # load of services at night, relative to the day
 _IDLE_ALARM = 24.0  # hours ago
-_FAULTS = (  # node, GPU (None: all), begin and end (hours ago), condition, message
-    ("node-3", None, 5.15, 4.95, NODE_GONE, "its node does not answer"),  # between two jobs
-    ("node-1", 6, 11.0, 10.3, "xid", "it reported XID 48 (double-bit ECC error)"),
-    (
+
+
+class _Fault(NamedTuple):
+    node: str
+    gpu: int | None  # None: all GPUs
+    begin: float  # hours ago
+    end: float
+    condition: str
+    message: str
+
+
+_FAULTS = (
+    # Between two jobs.
+    _Fault("node-3", None, 5.15, 4.95, NODE_GONE, "its node does not answer"),
+    _Fault("node-1", 6, 11.0, 10.3, "xid", "it reported XID 48 (double-bit ECC error)"),
+    _Fault(
         "node-2",
         3,
         1.1,
@@ -51,7 +63,7 @@ _FAULTS = (  # node, GPU (None: all), begin and end (hours ago), condition, mess
         LOST,
         "the driver no longer lists it: it fell off the bus or was removed",
     ),
-    ("node-2", 0, 3.2, 2.9, "thermal", "thermal throttling for most of the last minute"),
+    _Fault("node-2", 0, 3.2, 2.9, "thermal", "thermal throttling for most of the last minute"),
 )
 
 
@@ -75,6 +87,9 @@ class _Step(NamedTuple):
     def hours_ago(self) -> float:
         return (self.now - self.at) / HOUR
 
+    def find_tenants(self, runs: Iterable[_Run]) -> list[Tenant]:
+        return [run.tenant for run in runs if run.end < self.hours_ago <= run.begin]
+
 
 def write_past(
     exporters: Sequence[DemoExporter], cluster: HistoryRecorder, prices: Prices, now: float
@@ -94,11 +109,7 @@ def write_past(
         step = _Step(at, seconds, now, prices)
         samples = []
         for exporter in exporters:
-            tenants = []
-            for tenant, begin, end in runs[exporter.node.name]:
-                if end < step.hours_ago <= begin:
-                    tenants.append(tenant)
-
+            tenants = step.find_tenants(runs[exporter.node.name])
             own = _sample_node(exporter.node, tenants, step)
             exporter.recorder.append(at, own)
             samples += own
@@ -116,17 +127,11 @@ def _list_loads(
     for at in range(last_day - _LOAD_DAYS * DAY, last_day, HOUR):
         step = _Step(at, HOUR, now, prices)
         for node in nodes:
-            busy: dict[UsageAccount, float] = {}
-            memory: dict[UsageAccount, int] = {}
-            for tenant, begin, end in runs[node.name]:
-                if end < step.hours_ago <= begin:
-                    account = _account_of(tenant)
-                    load = _load_of(node, tenant, step)
-                    busy[account] = busy.get(account, 0.0) + load
-                    memory[account] = memory.get(account, 0) + tenant.memory
-
-            for account, load in busy.items():
-                yield PastLoad(at, account, node.name, load, memory[account])
+            tenants = step.find_tenants(runs[node.name])
+            for account, own in group_by(tenants, _account_of).items():
+                load = sum(_load_of(node, tenant, step) for tenant in own)
+                memory = sum(tenant.memory for tenant in own)
+                yield PastLoad(at, account, node.name, load, memory)
 
 
 def _list_times(now: float) -> list[tuple[int, int]]:
@@ -281,14 +286,15 @@ class _PastDevice(NamedTuple):
 
     def _list_conditions(self) -> Iterator[ConditionRecord]:
         ago = self.step.hours_ago
-        for node, gpu, begin, end, name, message in _FAULTS:
-            is_here = node == self.node.name and gpu in (None, self.gpu.number)
-            if is_here and end < ago <= begin:
-                yield ConditionRecord(name, message)
+        for fault in _FAULTS:
+            is_here = fault.node == self.node.name and fault.gpu in (None, self.gpu.number)
+            if is_here and fault.end < ago <= fault.begin:
+                yield ConditionRecord(fault.condition, fault.message)
 
         for tenant in self.tenants:
             if not tenant.duty and ago <= _IDLE_ALARM:
-                text = describe_idle(Workload(tenant.namespace, tenant.pod, tenant.container))
+                workload = Workload(tenant.namespace, tenant.pod, tenant.container)
+                text = describe_idle(workload)
                 yield ConditionRecord(IDLE, text, account=_account_of(tenant))
 
     def _load(self, tenant: Tenant) -> float:

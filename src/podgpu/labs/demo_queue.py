@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from podgpu.fleet.round import Cluster
-from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
-from podgpu.model import WorkloadOwner
+from podgpu.labs.simulate.simulated_node import DemoNode
+from podgpu.model import WorkloadOwner, group_by
 from podgpu.pending.cluster_objects import (
     MILLI,
     MODEL_LABEL,
@@ -104,9 +104,10 @@ class DemoQueue:
 
     def _describe_nodes(self, models: Sequence[str], lacks: str) -> str:
         """Returns what the scheduler would say of a pod that needs one of these models."""
-        fitting = sum(_find_model(node) in models for node in self._nodes)
         nodes = len(self._nodes)
-        others = f"{nodes - fitting} node(s) didn't match Pod's node affinity/selector"
+        fitting = sum(_find_model(node) in models for node in self._nodes)
+        rest = nodes - fitting
+        others = f"{rest} node(s) didn't match Pod's node affinity/selector"
         return f"0/{nodes} nodes are available: {fitting} Insufficient {lacks}, {others}."
 
 
@@ -117,11 +118,10 @@ def _find_model(node: DemoNode) -> str:
 
 def _make_node(node: DemoNode) -> NodeRecord:
     shared = {tenant.gpu for tenant in node.tenants if tenant.resource == _SHARED_GPU}
-    amounts: dict[str, int] = defaultdict(int, _NODE)
+    amounts = Counter(_NODE)
     for gpu in node.driver.gpus:
         if gpu.instances:
-            for instance in gpu.instances:
-                amounts[f"nvidia.com/mig-{instance.profile.name.replace('+', '.')}"] += 1
+            amounts.update(instance.resource for instance in gpu.instances)
         elif gpu.number in shared:
             amounts[_SHARED_GPU] += _SLICES
         else:
@@ -133,14 +133,10 @@ def _make_node(node: DemoNode) -> NodeRecord:
 
 
 def _list_bound(node: DemoNode) -> Iterator[BoundPod]:
-    pods: dict[tuple[str, str], list[Tenant]] = defaultdict(list)
-    for tenant in node.tenants:
-        pods[tenant.namespace, tenant.pod].append(tenant)
-
+    pods = group_by(node.tenants, lambda tenant: tenant.pod_name)
     for (namespace, name), tenants in pods.items():
-        amounts: dict[str, int] = defaultdict(int, _HELD)
-        for tenant in tenants:
-            amounts[tenant.resource] += 1
+        amounts = Counter(_HELD)
+        amounts.update(tenant.resource for tenant in tenants)
         in_milli = [(resource, amount * MILLI) for resource, amount in amounts.items()]
 
         yield BoundPod(

@@ -44,8 +44,10 @@ class SimulatedLoad:
 
     def demand(self, start: float) -> float:
         """Returns the utilisation for one second that begins at `start`."""
-        swing = math.sin(math.tau * (start + self.phase) / self.sway_period)
-        return min(1.0, max(0.0, self.duty * (1 + self.sway * swing)))
+        turns = (start + self.phase) / self.sway_period
+        swing = math.sin(math.tau * turns)
+        wanted = self.duty * (1 + self.sway * swing)
+        return min(1.0, max(0.0, wanted))
 
 
 class LoadActivity(NamedTuple):
@@ -79,7 +81,8 @@ def compute_watts(model: GpuModel, activity: LoadActivity) -> float:
 def final_celsius(model: GpuModel, watts: float) -> float:
     """Returns the temperature that the GPU reaches at a constant power."""
     idle, _, limit = model.power
-    return IDLE_CELSIUS + (FULL_CELSIUS - IDLE_CELSIUS) * (watts - idle) / (limit - idle)
+    load = (watts - idle) / (limit - idle)
+    return IDLE_CELSIUS + (FULL_CELSIUS - IDLE_CELSIUS) * load
 
 
 def split_busy(loads: Sequence[SimulatedLoad], start: float) -> list[float]:
@@ -100,6 +103,11 @@ class SimulatedInstance:
     gi_id: int
     profile: MigProfile
     uuid: str
+
+    @property
+    def resource(self) -> str:
+        """The name of the device plugin's resource."""
+        return f"nvidia.com/mig-{self.profile.name.replace('+', '.')}"
 
 
 @dataclass(slots=True)
@@ -171,15 +179,18 @@ class SimulatedGpu:
     def _step(self, seconds: float, activity: GpuActivity) -> None:
         watts = activity.watts
         self.energy += watts * seconds
+
         warming = final_celsius(self.model, watts) - self.celsius
-        self.celsius -= warming * math.expm1(-seconds / THERMAL_LAG)
+        reached = -math.expm1(-seconds / THERMAL_LAG)
+        self.celsius += warming * reached
+
         if activity.device.busy == 0:
             self.idle_seconds += seconds
 
         self.meter = self.meter.plus(activity.device, seconds, seconds)
-        meters = self.instance_meters
         for gi_id, part in activity.instances.items():
-            meters[gi_id] = meters[gi_id].plus(part, seconds, seconds)
+            meter = self.instance_meters[gi_id]
+            self.instance_meters[gi_id] = meter.plus(part, seconds, seconds)
 
     @property
     def activity(self) -> GpuActivity:
@@ -239,7 +250,8 @@ class SimulatedGpu:
 
         The MIG layout stays, as with `nvidia-smi --gpu-reset`.
         """
-        self.energy = self.idle_seconds = 0.0
+        self.energy = 0.0
+        self.idle_seconds = 0.0
         self.meter = LoadActivity()
         self.recovery = 0
         self._end_loads()
@@ -286,8 +298,8 @@ class SimulatedGpu:
         loads = [placed.load for placed in self.loads if placed.since < moment <= placed.until]
 
         second = math.floor((index - 0.5) / SAMPLES_PER_SECOND)
-        shares = {}
-        for load, share in zip(loads, split_busy(loads, second), strict=True):
-            shares[load.pid] = share
+        parts = split_busy(loads, second)
+        shares = {load.pid: part for load, part in zip(loads, parts, strict=True)}
+
         wall_us = int((moment + self.epoch) * 1e6)
         return UtilisationSample(wall_us, shares)

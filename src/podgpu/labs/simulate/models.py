@@ -72,12 +72,13 @@ def _parse_model(row: dict[str, str]) -> GpuModel:
         values[column] = int(float(row[f"{column}_mib"]) * MIB)
     values["pci_device"] = int(row["pci_device"], 16)
 
-    names = ("name", "compute_slices", "memory_slices", "memory_mib")
-    values["profiles"] = []
-    for profile in row["profiles"].split():
-        parts = profile.split(":")
-        values["profiles"].append(dict(zip(names, parts, strict=True)))
+    values["profiles"] = [_parse_profile(text) for text in row["profiles"].split()]
     return msgspec.convert(values, GpuModel, strict=False)
+
+
+def _parse_profile(text: str) -> MigProfile:
+    name, compute_slices, memory_slices, memory_mib = text.split(":")
+    return MigProfile(name, int(compute_slices), int(memory_slices), int(memory_mib))
 
 
 _TABLE = Path(__file__).with_name("models.csv").read_text(encoding="utf-8")

@@ -323,14 +323,15 @@ class SimulatedNvml:
             gi_id = gpu.model.memory_slices // profile.memory_slices - 1
             while gi_id in instances:
                 gi_id += 1
-            uuid = f"MIG-{self._make_uuid('mig', gpu.number, layout, index)}"
-            instances[gi_id] = SimulatedInstance(index, gi_id, profile, uuid)
+
+            number = self._make_uuid("mig", gpu.number, layout, index)
+            instances[gi_id] = SimulatedInstance(index, gi_id, profile, f"MIG-{number}")
+
         gpu.set_instances(tuple(instances.values()))
 
     def _make_uuid(self, *parts: object) -> uuid.UUID:
-        name = "/".join(map(str, (0, *parts)))
-        if self._node:
-            name = f"{self._node}/{name}"
+        first = f"{self._node}/0" if self._node else "0"
+        name = "/".join([first, *map(str, parts)])
         digest = hashlib.sha256(name.encode()).digest()
         return uuid.UUID(bytes=digest[:16], version=4)
 
@@ -434,18 +435,21 @@ class RoundRobinLog:
 
             ready = sorted(pid for pid in loads if self._left.get(pid))
             self._works = bool(ready)
-            if ready:
-                later = [pid for pid in ready if pid > self._resident]
-                self._run_slice(later[0] if later else ready[0])
-            else:
+            if not ready:
                 self._at = min((self._next[pid] for pid in loads), default=until)
+                continue
+
+            later = [pid for pid in ready if pid > self._resident]
+            self._run_slice((later or ready)[0])
 
     def _begin_period(self, load: SimulatedLoad) -> None:
         """Adds the work of the load's next period, if the period begins now."""
         pid = load.pid
         period = int(load.period * 1e9)
-        first = self._at + int(load.phase * 1e9) % period
-        if self._next.setdefault(pid, first) > self._at:
+        if pid not in self._next:
+            phase = int(load.phase * 1e9)
+            self._next[pid] = self._at + phase % period
+        if self._next[pid] > self._at:
             return
 
         if not self._left.get(pid):

@@ -49,6 +49,10 @@ class Tenant:
     user: str = ""  # set for a process outside Kubernetes: the Linux user that runs it
     job: str = ""  # Slurm job of the process
 
+    @property
+    def pod_name(self) -> PodName:
+        return self.namespace, self.pod
+
 
 def users() -> list[Tenant]:
     """Returns the processes on the first two GPUs of a node without Kubernetes."""
@@ -74,12 +78,11 @@ def tenants(driver: SimulatedNvml, first: int = 0) -> list[Tenant]:
     for gpu in driver.gpus:
         # The sixth and later instances have no pod.
         for slot, instance in enumerate(gpu.instances[:5]):
-            profile = instance.profile.name.replace("+", ".")
             tenant = Tenant(
                 namespace="notebooks",
                 pod=f"jupyter-{first + gpu.number}-{slot}",
                 container="notebook",
-                resource=f"nvidia.com/mig-{profile}",
+                resource=instance.resource,
                 device_id=instance.uuid,
                 gpu=gpu.number,
                 gi_id=instance.gi_id,
@@ -194,9 +197,11 @@ def create_files(root: Path, proc: SimulatedProc, tenant: Tenant, pid: int) -> N
 def _log_paths(root: Path, tenant: Tenant) -> tuple[Path, Path]:
     """Returns the pod's directory and the container's file."""
     folder = f"{tenant.namespace}_{tenant.pod}_{_uid(tenant)}"
-    container = f"{tenant.pod}_{tenant.namespace}_{tenant.container}"
-    log = f"{container}-{_container_id(tenant)}.log"
-    return root / "pods" / folder, root / "containers" / log
+    pod = root / "pods" / folder
+
+    name = f"{tenant.pod}_{tenant.namespace}_{tenant.container}"
+    log = f"{name}-{_container_id(tenant)}.log"
+    return pod, root / "containers" / log
 
 
 def _uid(tenant: Tenant) -> str:
@@ -213,14 +218,12 @@ def pods(of: Iterable[Tenant]) -> list[SimulatedPod]:
     held: defaultdict[PodName, dict[str, dict[str, list[str]]]] = defaultdict(dict)
     for tenant in of:
         if tenant.pod:
-            containers = held[tenant.namespace, tenant.pod]
+            containers = held[tenant.pod_name]
             resources = containers.setdefault(tenant.container, {})
-            resources.setdefault(tenant.resource, []).append(tenant.device_id)
+            ids = resources.setdefault(tenant.resource, [])
+            ids.append(tenant.device_id)
 
-    listed = []
-    for (namespace, name), containers in held.items():
-        listed.append(SimulatedPod(namespace, name, containers))
-    return listed
+    return [SimulatedPod(*name, containers) for name, containers in held.items()]
 
 
 class SimulatedProc:
@@ -324,7 +327,7 @@ class DemoNode:
 
     def remove_pod(self, namespace: str, pod: str) -> None:
         for tenant in self.tenants:
-            if (tenant.namespace, tenant.pod) != (namespace, pod):
+            if tenant.pod_name != (namespace, pod):
                 continue
             pid = self._pids.pop(tenant)
             if tenant.duty:
