@@ -94,10 +94,8 @@ class HealthWriter:
         state, is_fresh = answer
         is_ours = self._acquire()
         changes: list[GpuChange] = []
-        # Before the first answer of the kubelet, the pods are not known.
-        if is_fresh and state.holders_at is not None and state is not self._last:
-            changes = self._compare(state, is_first=is_ours and not self._has_compared)
-            self._has_compared = is_ours
+        if is_fresh:
+            changes = self._compare(state, is_ours)
         if not is_ours or not (self._has_compared or self._is_overdue):
             return
 
@@ -109,7 +107,13 @@ class HealthWriter:
 
         await self.queue.flush()
 
-    def _compare(self, state: NodeState, is_first: bool) -> list[GpuChange]:
+    def _compare(self, state: NodeState, is_ours: bool) -> list[GpuChange]:
+        # Before the first answer of the kubelet, the pods are not known.
+        if state.holders_at is None or state is self._last:
+            return []
+
+        is_first = is_ours and not self._has_compared
+        self._has_compared = is_ours
         self._last = state
         now = self._clock.wall()
         self._records, changes = find_changes(
