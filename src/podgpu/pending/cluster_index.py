@@ -88,9 +88,9 @@ class ClusterIndex:
         """Yields the device classes that the claims of a pod name."""
         for named in pod.claims:
             claim = self.claims.get((pod.namespace, named.claim))
-            if claim is not None:
-                for alternatives in claim.spec.requests:
-                    yield from (request.device_class for request in alternatives)
+            for alternatives in claim.spec.requests if claim else ():
+                for request in alternatives:
+                    yield request.device_class
 
 
 def _list_candidates(objects: ClusterObjects) -> list[CandidateNode]:

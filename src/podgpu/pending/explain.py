@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from podgpu.kube.objects import is_gpu_resource
-from podgpu.model import MIB, PodName, group_by_key
+from podgpu.model import MIB, PodName, group_by
 from podgpu.pending.cluster_index import ClusterIndex, FreeGpus, list_drivers, list_free
 from podgpu.pending.cluster_objects import (
     DEFAULT_SCHEDULER,
@@ -124,7 +124,6 @@ class Explainer:
         return device_class.is_for_gpus
 
     def explain(self, pod: PendingPod) -> Explanation:
-        wish = self._make_wish(pod)
         needs = tuple(self._list_needs(pod))
         if not self.requests_gpu(pod):
             return Explanation(pod, 0.0, needs, (Reason(key="no_gpu"),))
@@ -134,14 +133,13 @@ class Explainer:
         if obstacle is not None:
             return Explanation(pod, gpus, needs, (obstacle,))
 
-        fit = self._explain_fit(wish, pod)
-        reasons = fit.reasons
+        fit = self._explain_fit(self._make_wish(pod), pod)
+        reasons = list(fit.reasons)
         if not pod.is_seen and self._now - pod.created > _UNSEEN_SECONDS:
-            unseen = Reason(key="unseen", names=(pod.needs.scheduler,))
-            others = [reason for reason in reasons if reason.key not in ("fits", "unchecked")]
-            reasons = unseen, *others
+            reasons = [reason for reason in reasons if reason.key not in ("fits", "unchecked")]
+            reasons.insert(0, Reason(key="unseen", names=(pod.needs.scheduler,)))
 
-        return Explanation(pod, gpus, needs, reasons, fit.unblock)
+        return Explanation(pod, gpus, needs, tuple(reasons), fit.unblock)
 
     def _list_needs(self, pod: PendingPod) -> Iterator[Need]:
         for name, milli in pod.needs.gpu_amounts:
@@ -299,25 +297,14 @@ class Explainer:
         return self._known[key]
 
     def _compute_fit(self, wish: Wish, pod: PendingPod) -> FitExplanation:
-        checks = []
-        # GPU resources that some node lacks, in the order in which they were found
-        missing: dict[str, None] = {}
-        is_unknown = False
-        taken = self.cluster.devices.taken
+        every = []
         for candidate in self.cluster.candidates:
-            check = check_node(self.cluster, wish, pod, candidate, taken)
-            is_unknown = is_unknown or check.is_unknown
-            lacking = [name for name, supply in check.supplies.items() if not supply.total]
-            if lacking:
-                missing.update(dict.fromkeys(lacking))
-            else:
-                checks.append(check)
+            taken = self.cluster.devices.taken
+            every.append(check_node(self.cluster, wish, pod, candidate, taken))
 
-        if not checks and is_unknown:
-            unchecked = Reason(key="unchecked", names=("dra_selector",), nodes=0)
-            return FitExplanation((unchecked,))
+        checks = [check for check in every if not check.lacking]
         if not checks:
-            return FitExplanation(tuple(self._list_missing(wish, missing)))
+            return FitExplanation(tuple(self._list_missing(wish, every)))
 
         fitting = [check for check in checks if not check.failures]
         if fitting:
@@ -328,11 +315,18 @@ class Explainer:
         unblock = self._search.find(wish, pod, checks)
         return FitExplanation(tuple(reasons), tuple(unblock))
 
-    def _list_missing(self, wish: Wish, missing: Iterable[str]) -> Iterator[Reason]:
+    def _list_missing(self, wish: Wish, checks: Iterable[Check]) -> Iterator[Reason]:
         """Yields a reason for each GPU resource that no node offers.
 
         If each is offered by some node, no node offers all of them together, so all are listed.
         """
+        missing: dict[str, None] = {}
+        for check in checks:
+            if check.is_unknown:
+                yield Reason(key="unchecked", names=("dra_selector",), nodes=0)
+                return
+            missing.update(dict.fromkeys(check.lacking))
+
         offered: set[str] = set()
         for candidate in self.cluster.candidates:
             offered.update(filter(is_gpu_resource, candidate.node.allocatable))
@@ -400,20 +394,18 @@ def _list_reasons(wish: Wish, checks: Sequence[Check]) -> list[Reason]:
     First comes the reason of the latest stage: its nodes passed all other stages. Then come
     reasons that are the only one on some node, then others, each with the most nodes first.
     """
-    groups = group_by_key((check.failures[0], check) for check in checks)
-    reasons = []
-    for failure, group in groups.items():
-        reasons.append(_make_reason(wish, failure, group))
-
-    latest = max(reasons, key=lambda reason: STAGES.index(reason.key))
-    reasons.remove(latest)
-    reasons.sort(key=lambda reason: (reason.alone, reason.nodes or 0), reverse=True)
-    return [latest, *reasons]
+    groups = group_by(checks, lambda check: check.failures[0])
+    others = [_make_reason(wish, failure, group) for failure, group in groups.items()]
+    latest = max(others, key=lambda reason: STAGES.index(reason.key))
+    others.remove(latest)
+    others.sort(key=lambda reason: (reason.alone, reason.nodes or 0), reverse=True)
+    return [latest, *others]
 
 
 def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reason:
     key = failure.key
     resource = failure.resource or checks[0].resource
+    names = cut_names(_list_names(key, wish, checks))
     totals = []
     frees = []
     needed = 0.0
@@ -423,15 +415,18 @@ def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reaso
         totals.append(supply.total)
         frees.append(supply.free)
         needed = max(needed, supply.needed)
-        if key in ("in_use", "too_large"):
-            unhealthy += check.candidate.node.count_unhealthy(resource)
+        unhealthy += check.candidate.node.count_unhealthy(resource)
+
+    largest = max(frees)
+    if key.endswith("too_large"):
+        largest = max(totals)
+    if key not in ("in_use", "too_large"):
+        unhealthy = 0.0
 
     is_enough_in_sum = len(checks) > 1 and needed > 1 and sum(frees) >= needed
     if key == "in_use" and is_enough_in_sum:
         key = "fragmented"
 
-    names = cut_names(_list_names(failure.key, wish, checks))
-    largest = max(totals) if key.endswith("too_large") else max(frees)
     return Reason(
         key=key,
         resource=resource,
@@ -458,20 +453,22 @@ def _find_supply(wish: Wish, check: Check, resource: str) -> Supply:
 
 
 def _list_names(key: str, wish: Wish, checks: Sequence[Check]) -> list[str]:
+    """Returns what a reason names, for example the taints that exclude these nodes."""
+    if key == "claim_node":
+        return [name for name, _ in wish.claim_selectors]
+
     nodes = [check.candidate.node for check in checks]
-    names: list[str] = []
     if key == "selector":
         unmet = list_unmet(wish.needs.selectors, [node.labels for node in nodes])
-        names = [requirement.text for requirement in unmet]
-    elif key == "taint":
+        return [requirement.text for requirement in unmet]
+    if key in ("cordoned", "not_ready"):
+        return [node.name for node in nodes]
+
+    names = []
+    if key == "taint":
         for node in nodes:
             taints = list_untolerated(node.taints, wish.needs.tolerations)
             names += [taint.text for taint in select_own_taints(taints)]
-    elif key == "claim_node":
-        names = [name for name, _ in wish.claim_selectors]
-    elif key in ("cordoned", "not_ready"):
-        names = [node.name for node in nodes]
-
     return names
 
 

@@ -47,7 +47,15 @@ class Check(NamedTuple):
     candidate: CandidateNode
     failures: tuple[Failure, ...]
     supplies: Mapping[str, Supply]  # by resource
-    is_unknown: bool = False
+
+    @property
+    def is_unknown(self) -> bool:
+        return any(supply.is_unknown for supply in self.supplies.values())
+
+    @property
+    def lacking(self) -> list[str]:
+        """The GPU resources that the node does not have at all."""
+        return [name for name, supply in self.supplies.items() if not supply.total]
 
     @property
     def keys(self) -> frozenset[str]:
@@ -68,18 +76,17 @@ def check_node(
 ) -> Check:
     """`taken`: what claims have of the devices."""
     supplies = _list_supplies(cluster, wish, candidate, taken)
-    is_unknown = any(supply.is_unknown for supply in supplies.values())
-    if not all(supply.total for supply in supplies.values()):
-        return Check(candidate, (), supplies, is_unknown)
+    nothing_failed = Check(candidate, (), supplies)
+    if nothing_failed.lacking:
+        return nothing_failed
 
     busy = list(_list_busy(wish, candidate, supplies))
     failures = [*_list_fixed(wish, candidate.node, supplies), *busy]
     if not busy and _is_kept(cluster, wish, pod, candidate, taken):
-        resource = next(iter(supplies))
-        failures.append(Failure("nominated", resource))
+        failures.append(Failure("nominated", nothing_failed.resource))
 
     failures.sort(key=lambda failure: STAGES.index(failure.key))
-    return Check(candidate, tuple(failures), supplies, is_unknown)
+    return Check(candidate, tuple(failures), supplies)
 
 
 def _list_supplies(
@@ -192,8 +199,7 @@ def _list_closed(needs: PodNeeds, node: NodeRecord) -> Iterator[Failure]:
     if any(taint.is_not_ready for taint in untolerated):
         yield Failure("not_ready")
 
-    has_taint = any(taint.key == CORDON_TAINT for taint in node.taints)
-    is_cordoned = node.is_cordoned or has_taint
+    is_cordoned = node.is_cordoned or CORDON_TAINT in [taint.key for taint in node.taints]
     if is_cordoned and list_untolerated([_CORDON], needs.tolerations):
         yield Failure("cordoned")
     # Taints of the node's state are already reported above.

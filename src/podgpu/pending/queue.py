@@ -34,7 +34,11 @@ class QueueQuery(NamedTuple):
             return False
         if not self.pod or pod.name == self.pod:
             return True
-        return bool(pod.kind and pod.owner and pod.owner.name == self.pod)
+
+        # A name of an owner also selects the object that stands for its pods.
+        if not pod.kind or pod.owner is None:
+            return False
+        return pod.owner.name == self.pod
 
 
 def parse_queue_query(query: Mapping[str, str]) -> QueueQuery:
@@ -130,27 +134,18 @@ def make_queue(
     snapshot: QueueSnapshot, query: QueueQuery, visible: Collection[str] | None = None
 ) -> QueueAnswer:
     """`visible`: the namespaces that the user may see; None if he may see all."""
-    shown = []
-    hidden = []
-    for explanation in snapshot.queue.waiting:
-        if not _is_visible(explanation, visible):
-            hidden.append(explanation)
-        elif query.selects(explanation.pod):
-            shown.append(explanation)
-
-    selected = list(shown)
+    shown = _select(snapshot.queue.waiting, query, visible)
+    others: list[Explanation] = []
     if query.pod:
-        for other in snapshot.queue.others:
-            if query.selects(other.pod) and _is_visible(other, visible):
-                selected.append(other)
+        others = _select(snapshot.queue.others, query, visible)
 
-    groups = _group(selected, visible)
+    hidden: list[Explanation] = []
+    if not query.namespace and not query.pod:
+        hidden = [each for each in snapshot.queue.waiting if not _is_visible(each, visible)]
+
+    counted = shown + hidden
+    groups = _group(shown + others, visible)
     omitted = groups[_MAX_GROUPS:]
-    counted_hidden = hidden
-    if query.namespace or query.pod:
-        counted_hidden = []
-
-    counted = shown + counted_hidden
 
     return QueueAnswer(
         taken_at=snapshot.taken_at,
@@ -159,13 +154,23 @@ def make_queue(
         notes=list(snapshot.notes) if visible is None else [],
         pods=_count_pods(counted),
         gpus=_sum_gpus(counted),
-        hidden_pods=_count_pods(counted_hidden),
-        hidden_gpus=_sum_gpus(counted_hidden),
+        hidden_pods=_count_pods(hidden),
+        hidden_gpus=_sum_gpus(hidden),
         free=snapshot.queue.free,
         groups=groups[:_MAX_GROUPS],
         omitted_groups=len(omitted),
         omitted_pods=sum(group.pods for group in omitted),
     )
+
+
+def _select(
+    explanations: Iterable[Explanation], query: QueueQuery, visible: Collection[str] | None
+) -> list[Explanation]:
+    selected = []
+    for explanation in explanations:
+        if query.selects(explanation.pod) and _is_visible(explanation, visible):
+            selected.append(explanation)
+    return selected
 
 
 def _is_visible(explanation: Explanation, visible: Collection[str] | None) -> bool:

@@ -31,10 +31,13 @@ class UnblockingSearch:
     idle: Mapping[PodName, IdlePod]
 
     def find(self, wish: Wish, pod: PendingPod, checks: Iterable[Check]) -> list[Unblock]:
+        if not self.idle:
+            return []
+
         options = []
         tried = 0
-        for check in checks if self.idle else ():
-            if not check.keys <= _BUSY or tried >= _MAX_NODES:
+        for check in checks:
+            if not check.keys <= _BUSY or tried == _MAX_NODES:
                 continue
 
             idle = [each for each in check.candidate.pods if each.key in self.idle]
