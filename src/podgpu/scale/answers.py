@@ -85,21 +85,19 @@ def _read_value(
     samples: RoundSamples, keys: Sequence[SampleKey], metric: ScalingMetric
 ) -> float | None:
     """Returns the value in one round. Only the metric USED allows several keys."""
-    rows = []
+    total: float | None = None
+    devices = 0.0
     for key in keys:
         row = samples.rows.get(key)
-        if row is not None and not math.isnan(row[metric.column]):
-            rows.append(row)
+        if row is None or math.isnan(row[metric.column]):
+            continue
+        if metric is not USED:
+            return row[metric.column]
+        total = row[USED.column] + (total or 0.0)
+        devices += row[USED_COUNT]
 
-    if not rows:
-        return None
-    if metric is not USED:
-        return rows[0][metric.column]
-
-    total = sum(row[USED.column] for row in rows)
-    devices = sum(row[USED_COUNT] for row in rows)
-    if not devices:
-        return 0.0
+    if total is None or not devices:
+        return total
     return total / devices
 
 
@@ -158,8 +156,11 @@ def _combine(
     if not by_pod:
         return None
 
-    values = [each.value for each in by_pod.values()]
-    window = max(each.window for each in by_pod.values())
+    values = []
+    window = 0.0
+    for each in by_pod.values():
+        values.append(each.value)
+        window = max(window, each.window)
     return MetricValue(aggregate_values(request.aggregate, values), snapshot.ends_at, window)
 
 
@@ -244,47 +245,53 @@ def is_active(snapshot: MetricsSnapshot, request: MetricRequest) -> bool:
 def _explain_missing(
     snapshot: MetricsSnapshot, request: MetricRequest, missing: Sequence[PodSeen]
 ) -> Refusal:
-    selector = request.pods
-    metric = request.metric
-    selected = _select_pods(snapshot, selector)
-    notes = f" ({few_of(snapshot.notes, 3)})" if snapshot.notes else ""
-
+    """`missing`: the pods with a GPU and without a value."""
+    subject = request.pods.text
+    selected = _select_pods(snapshot, request.pods)
     if not selected:
         return not_found(
-            f"{selector.text} has no running pod: check the name, the labels and the namespace. "
+            f"{subject} has no running pod: check the name, the labels and the namespace. "
             "podgpu cannot scale up from zero pods; add a second trigger for that"
         )
 
-    if not _select_gpu_pods(snapshot, selector):
-        return not_found(
-            f"{selector.text}: none of its {len(selected)} running pods holds a GPU{notes}"
-        )
+    notes = f" ({few_of(snapshot.notes, 3)})" if snapshot.notes else ""
+    if not _select_gpu_pods(snapshot, request.pods):
+        return not_found(f"{subject}: none of its {len(selected)} running pods holds a GPU{notes}")
 
-    unreported = [pod for pod in missing if pod.key not in snapshot.last.rows]
+    unreported = []
+    under_mps = []
+    for pod in missing:
+        if pod.key not in snapshot.last.rows:
+            unreported.append(_describe_place(snapshot, pod))
+        if pod.key in snapshot.last.mps:
+            under_mps.append(pod.name)
+
     if unreported:
-        places = few_of([_describe_place(snapshot, pod) for pod in unreported], 3)
         return no_data(
-            f"{selector.text}: {len(unreported)} of {len(selected)} pods request a GPU but are "
-            f"not reported by any exporter ({places}): "
+            f"{subject}: {len(unreported)} of {len(selected)} pods request a GPU but are "
+            f"not reported by any exporter ({few_of(unreported, 3)}): "
             f"check that podgpu's exporter runs on these nodes{notes}"
         )
-
-    under_mps = [pod.name for pod in missing if pod.key in snapshot.last.mps]
     if under_mps:
         return no_data(
-            f"{selector.text}: {metric.name} of {few_of(under_mps, 3)} is {MPS_REASON}: "
+            f"{subject}: {request.metric.name} of {few_of(under_mps, 3)} is {MPS_REASON}: "
             "the driver reports only the MPS server. "
             "Use time slices or MIG, or scale by another metric"
         )
 
-    if missing or (metric is USED and selector.is_scope):
-        names = few_of([pod.name for pod in missing or selected], 3)
-        return no_data(
-            f"{selector.text}: exporters have not provided {metric.name} of {names} "
-            f"for at least half of the window: {metric.needs}"
-        )
+    silent = missing
+    if request.metric is USED and request.pods.is_scope:
+        silent = missing or selected
+    if silent:
+        return _explain_silent(subject, request.metric, silent)
+    return no_data(f"{subject}: its pods have just started and have no values yet: retry later")
+
+
+def _explain_silent(subject: str, metric: ScalingMetric, pods: Iterable[PodSeen]) -> Refusal:
+    names = few_of((pod.name for pod in pods), 3)
     return no_data(
-        f"{selector.text}: its pods have just started and have no values yet: retry later"
+        f"{subject}: exporters have not provided {metric.name} of {names} "
+        f"for at least half of the window: {metric.needs}"
     )
 
 

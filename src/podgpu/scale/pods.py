@@ -21,6 +21,7 @@ from podgpu.kube.objects import (
     is_gpu_resource,
     parse_owner,
     parse_pod,
+    read_map,
 )
 from podgpu.kube.reflector import Informer, ReflectorSettings
 from podgpu.model import Pairs, PodName
@@ -77,8 +78,8 @@ def parse_running_pod(body: KubeObject) -> PodSeen | None:
 def _requests_gpu(record: PodRecord, body: KubeObject) -> bool:
     if body["spec"].get("resourceClaims"):
         return True
-    annotations = body["metadata"].get("annotations") or {}
-    if any(name in annotations for name in _GPU_ANNOTATIONS):
+    annotations = read_map(body["metadata"], "annotations")
+    if not annotations.keys().isdisjoint(_GPU_ANNOTATIONS):
         return True
     for container in record.all_containers:
         for resource, _ in container.requests:

@@ -70,9 +70,11 @@ Selector = tuple[LabelRequirement, ...]
 
 
 def parse_selector(text: str) -> Selector:
-    if not text.strip():
-        return ()
-    return tuple(_parse_requirement(part.strip(), text) for part in _COMMA.split(text))
+    requirements = []
+    if text.strip():
+        for part in _COMMA.split(text):
+            requirements.append(_parse_requirement(part.strip(), text))
+    return tuple(requirements)
 
 
 def _parse_requirement(part: str, whole: str) -> LabelRequirement:
@@ -88,7 +90,7 @@ def _parse_requirement(part: str, whole: str) -> LabelRequirement:
     if operator:
         return LabelRequirement(part, key, frozenset({value}), operator == "!=")
     if membership:
-        values = frozenset(each.strip() for each in members.split(","))
+        values = frozenset(map(str.strip, members.split(",")))
         return LabelRequirement(part, key, values, membership == "notin")
     return LabelRequirement(part, key, None, bool(negation))
 
@@ -260,15 +262,20 @@ def _parse_trigger_pods(namespace: str, values: Mapping[str, str]) -> PodSelecto
     text = values[key]
     if key == "selector":
         return PodSelector(namespace, labels=parse_selector(text))
-    if key == "scope":
-        if text not in ("namespace", "cluster"):
-            raise bad_request(f"scope {quote(text)}: must be namespace or cluster")
-        return PodSelector(namespace if text == "namespace" else "")
+    if key == "owner":
+        return PodSelector(namespace, owner=_parse_owner(text))
 
+    scopes = {"namespace": namespace, "cluster": ""}
+    if text not in scopes:
+        raise bad_request(f"scope {quote(text)}: must be namespace or cluster")
+    return PodSelector(scopes[text])
+
+
+def _parse_owner(text: str) -> tuple[str, str]:
     kind, _, name = text.partition("/")
     if not kind or not name or "/" in name:
         raise bad_request(f"owner {quote(text)}: must be KIND/NAME, such as Deployment/inference")
-    return PodSelector(namespace, owner=(kind, name))
+    return kind, name
 
 
 # Paths of the custom metrics API

@@ -47,11 +47,15 @@ _MAX_BUSY = 1.5  # maximum plausible busy ratio; it can exceed 1 if counters are
 _STARTING_SECONDS = 30.0
 
 
+Rows = dict[SampleKey, Sequence[float]]
+"""One value per column; NaN means unknown."""
+
+
 class RoundSamples(NamedTuple):
-    """The samples of one round. Each row has one value per column; NaN means unknown."""
+    """The samples of one round."""
 
     at: float  # monotonic time
-    rows: dict[SampleKey, Sequence[float]]  # for pods with a GPU, namespaces and the cluster
+    rows: Rows  # for pods with a GPU, namespaces and the cluster
     ignored: dict[SampleKey, str]  # pod -> nodes that report the pod although it runs elsewhere
     mps: set[SampleKey]  # pods whose usage is unknown, because they share a GPU by MPS
 
@@ -74,14 +78,15 @@ def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamp
     return samples
 
 
-def _sample_scopes(state: ClusterState) -> dict[SampleKey, Sequence[float]]:
+def _sample_scopes(state: ClusterState) -> Rows:
     """Returns the rows of the namespaces and of the cluster, which have the used utilisation."""
-    rows: dict[SampleKey, Sequence[float]] = {}
+    rows: Rows = {}
     for scope, used in state.used.items():
-        if scope.scope in ("namespace", "cluster"):
-            percent = 100 * used.mean / state.settings.full
-            values = {USED.column: percent * used.devices, USED_COUNT: used.devices}
-            rows[scope.namespace, ""] = _make_row(values)
+        if scope.scope not in ("namespace", "cluster"):
+            continue
+        percent = 100 * used.mean / state.settings.full
+        row = _make_row({USED.column: percent * used.devices, USED_COUNT: used.devices})
+        rows[scope.namespace, ""] = row
     return rows
 
 
@@ -132,7 +137,7 @@ def _measure(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int,
     """Returns a pod's values by column."""
     values = _measure_ratios(devices)
     values[MEMORY.column] = _measure_memory(devices)
-    values[POWER.column] = sum_all(device.read_watts() for device in devices)
+    values[POWER.column] = sum_all(map(_PodDevice.read_watts, devices))
     values[IDLE] = _measure_idle(devices)
     values |= _measure_used(devices, settings)
     return values
@@ -140,7 +145,7 @@ def _measure(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int,
 
 def _measure_ratios(devices: Sequence[_PodDevice]) -> dict[int, float | None]:
     """Returns the means over the devices, in per cent, of the ratios that all devices have."""
-    ratios = [device.read_ratios() for device in devices]
+    ratios = list(map(_PodDevice.read_ratios, devices))
     means: dict[int, float | None] = {}
     for column in ratios[0]:
         total = sum_all(each.get(column) for each in ratios)
@@ -151,7 +156,7 @@ def _measure_ratios(devices: Sequence[_PodDevice]) -> dict[int, float | None]:
 
 def _measure_memory(devices: Sequence[_PodDevice]) -> float | None:
     """Returns the used part of the memory, in per cent."""
-    used = sum_all(device.read_memory() for device in devices)
+    used = sum_all(map(_PodDevice.read_memory, devices))
     total = sum_all(device.device.memory_total_bytes or None for device in devices)
     if used is None or total is None:
         return None
@@ -287,6 +292,12 @@ class MetricsSnapshot:
         return self.age(pod) < 2 * self.interval + _STARTING_SECONDS
 
 
+def _share_keys(rows: Rows, earlier: Rows) -> Rows:
+    """Replaces keys by the equal objects of an earlier round, to save memory."""
+    known = {key: key for key in earlier}
+    return {known.get(key, key): row for key, row in rows.items()}
+
+
 @dataclass(eq=False)
 class SampleStore:
     """Stores rounds and provides snapshots. Only the cluster loop's thread may add rounds."""
@@ -307,10 +318,7 @@ class SampleStore:
 
         rounds = [each for each in self._rounds if each.at > now - self.max_window]
         if rounds:
-            # Reuses the key objects of the last round, to save memory.
-            known = {key: key for key in rounds[-1].rows}
-            rows = {known.get(key, key): row for key, row in samples.rows.items()}
-            samples = samples._replace(rows=rows)
+            samples = samples._replace(rows=_share_keys(samples.rows, rounds[-1].rows))
         self._rounds = (*rounds, samples)
 
         if not pods.trouble:
