@@ -105,11 +105,14 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
             rules[name] = spec
 
     for declared in fields().values():
-        if declared.level not in DEVICE_LEVELS or declared.type == "text" or declared.id >= 9000:
+        is_number_of_device = declared.level in DEVICE_LEVELS and declared.type != "text"
+        if not is_number_of_device or declared.id >= 9000:
             continue
         for name in declared.names:
             field_meaning = meaning(name)
-            if field_meaning and (keep_fields is None or field_meaning.field.name in needed):
+            if field_meaning is None:
+                continue
+            if keep_fields is None or field_meaning.field.name in needed:
                 rules[name] = field_meaning
     return rules
 
@@ -146,6 +149,7 @@ class _ScrapedDevice:
                 resolved[name] = sum(values)
             elif is_podgpu or len(set(values)) == 1:
                 resolved[name] = max(values)
+
         return resolved
 
     def build_gpu(self, is_podgpu: bool, keep_fields: frozenset[str] | None) -> dict[str, Any]:
@@ -156,24 +160,27 @@ class _ScrapedDevice:
             devices = (self, *self.instances.values())
             present = _read_conditions([device.resolve_values(False) for device in devices])
 
+        instances = []
+        for number, builder in self.instances.items():
+            instance = builder.build_device(is_podgpu, keep_fields, LOST in present)
+            instances.append({"id": number, **instance})
+
         index = self.identity.pop("index", "")
         device_name = self.identity.pop("device", "")
         maker = device_name.rstrip("0123456789")
-        gpu = self.build_device(is_podgpu, keep_fields, LOST in present)
-        gpu |= gpu_figures(values)
-        gpu["index"] = _parse_integer(index or device_name.removeprefix(maker))
-        gpu["maker"] = maker or "nvidia"
-        gpu["conditions"] = [present[name] for name in conditions() if name in present]
-        gpu["last_holders"] = [each for each in self.holders.values() if "is_last" in each]
-
         is_empty = not (values or present or self.holders or self.usage)
-        gpu["mig_enabled"] = bool(self.instances)
-        gpu["hidden"] = bool(self.instances) and is_empty
-        gpu["instances"] = []
-        for number, builder in self.instances.items():
-            instance = builder.build_device(is_podgpu, keep_fields, LOST in present)
-            gpu["instances"].append({"id": number, **instance})
-        return gpu
+
+        return {
+            **self.build_device(is_podgpu, keep_fields, LOST in present),
+            **gpu_figures(values),
+            "index": _parse_integer(index or device_name.removeprefix(maker)),
+            "maker": maker or "nvidia",
+            "conditions": [present[name] for name in conditions() if name in present],
+            "last_holders": [each for each in self.holders.values() if "is_last" in each],
+            "mig_enabled": bool(instances),
+            "hidden": bool(instances) and is_empty,
+            "instances": instances,
+        }
 
     def build_device(
         self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool
@@ -205,7 +212,9 @@ class _ScrapedDevice:
                 holder = {"source": RESERVATION}
             elif not is_podgpu:
                 holder = {"source": "dcgm-exporter", **holder}
+
             holders.append(holder)
+
         return holders
 
 
@@ -222,9 +231,9 @@ class _NodeBuilder:
         found = self._find_device(sample.labels)
         value = rule.value(sample.value)
         limit = DCGM_BLANK if rule.field.name in KEY_FIELDS else _MAX_AMOUNT
-        if found is None or not 0 <= value < limit or not is_within_unit(rule.field, value):
+        is_possible = 0 <= value < limit and is_within_unit(rule.field, value)
+        if found is None or not is_possible:
             return
-
         gpu, device, holder = found
         key = holder.key if holder else ()
         if device is not gpu and not rule.field.per_instance:
@@ -274,6 +283,7 @@ class _NodeBuilder:
             # Ignores unknown conditions, which a newer podgpu may report.
             is_known = labels.get("condition") in conditions()
             return gpu.conditions if is_known else None
+
         if part == "device_totals":
             return device.usage
         if workload is None:
@@ -313,6 +323,7 @@ class _NodeBuilder:
                 for label, name in IDENTITY.items():
                     if labels.get(label):
                         builder.identity[name] = labels[label]
+
         return gpu, device, self._add_holder(device, labels)
 
     def _add_holder(self, device: _ScrapedDevice, labels: LabelMap) -> Workload | None:
@@ -328,6 +339,7 @@ class _NodeBuilder:
         if "dra_claim_name" in labels:
             dra = {name: value for name, value in labels.items() if name.startswith("dra_")}
             holder["labels"] = dra
+
         return workload
 
     def build(
@@ -369,6 +381,7 @@ class _NodeBuilder:
         for source, up in self._sources.items():
             uuid = uuids.get(source, "")
             sources.append({"name": source, "up": up > 0, "device": uuid})
+
         return sources
 
 
@@ -437,6 +450,7 @@ def _read_conditions(devices: Iterable[dict[str, float]]) -> dict[str, dict[str,
                 present.setdefault(condition, {"name": condition, "detail": detail})
             elif name == XID_NAME and xid_spec(int(value)).needs_action:
                 present.setdefault(XID, {"name": XID, "detail": str(int(value))})
+
     return present
 
 
@@ -486,7 +500,9 @@ def node_from_samples(
                 builder.add_own(rule, sample)
             else:
                 builder.add_field(rule, sample)
+
         states.append(builder.build(name, keep_fields, scraped_at))
+
     return states
 
 
@@ -511,6 +527,7 @@ def _split_by_node(
     for sample in samples:
         name = sample.labels.get(label) or node_of_gpu.get(read_gpu_id(sample.labels), usual)
         groups.setdefault(name, []).append(sample)
+
     return groups
 
 
@@ -613,6 +630,8 @@ def nodes_from_vectors(
         except msgspec.ValidationError as error:
             errors[instance] = str(error)
             continue
+
         for state in states:
             newest[target, state.node] = TargetState(cluster, instance, scraped_at, state)
+
     return list(newest.values()), errors

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+from podgpu.errors import utc_text
 from podgpu.metrics.fields import table_rows
 
 LOST = "lost"
@@ -152,12 +152,11 @@ def words_for(
     """
     spec = conditions()[condition]
     do = spec.do
+    described = _describe_detail(condition, detail)
     if condition == XID:
         times = dict(repeated_xids)
-        says = spec.says.format(detail=_describe_xids(detail, times))
+        described = _describe_xids(detail, times)
         do = _xid_action(detail, times)
-    else:
-        says = spec.says.format(detail=_describe_detail(condition, detail))
 
     if condition == RECOVERY:
         do = _recovery_action(detail).do
@@ -167,7 +166,8 @@ def words_for(
             do += "; the error came back: replace the GPU if this was already done"
     elif condition == XID and recovery == NO_RECOVERY:
         do = f"the driver advises no recovery, so new processes can use the GPU; otherwise {do}"
-    return says, do
+
+    return spec.says.format(detail=described), do
 
 
 def find_repair(condition: str, detail: str = "", recovery: str = "") -> str:
@@ -361,10 +361,10 @@ def describe_failures(failures: Iterable[tuple[str, int]], last: float) -> str:
     """
     texts = []
     for name, count in failures:
-        words = name.replace("_", " ").replace("xid", "XID").replace("ecc", "ECC")
+        words = name.replace("_", " ")
+        words = words.replace("xid", "XID").replace("ecc", "ECC")
         texts.append(f"{words} {count} times")
-    when = datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return f"{', '.join(texts)} within 24 hours; last at {when}"
+    return f"{', '.join(texts)} within 24 hours; last at {utc_text(last)}"
 
 
 # Health codes

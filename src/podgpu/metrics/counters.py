@@ -73,6 +73,7 @@ def _parse_rows(text: str, origin: str) -> tuple[CounterSpec, ...]:
             if cells:
                 counter = _parse_row(cells)
                 counters.setdefault(counter.field.id, counter)
+
             line = reader.line_num + 1
     except (csv.Error, UsageError) as error:
         raise UsageError(f"{origin}:{line}: {error}") from None
@@ -160,6 +161,7 @@ def add_other_names(counters: tuple[CounterSpec, ...], names: NameSet) -> tuple[
         other = _rename(counter)
         if other.name not in written:
             rows.append(other)
+
     return _unique(rows)
 
 

@@ -84,6 +84,7 @@ def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
     for gpu, device in visible_devices(state):
         if device.fields is not None:
             renderer.add_device(gpu, device, device.fields)
+
     for entity in state.entities:
         renderer.add_entity(entity)
 
@@ -92,6 +93,7 @@ def render_dcgm(state: NodeState, policy: Policy) -> list[Family]:
         families.append(
             Family(counter.name, counter.type, counter.help, tuple(samples), dcgm_numbers=True)
         )
+
     return families
 
 
@@ -127,6 +129,7 @@ class _Renderer:
                 labels = self._held_labels(names, texts, holder)
                 self._add_values(labels, _values_of_holder(values, holder, is_shared))
                 self._add_events(labels, device)
+
             return
 
         # The values belong to the only holder, or to the device. dcgm-exporter repeats them for
@@ -135,6 +138,7 @@ class _Renderer:
         for holder in by_key.values():
             if holder.job or not is_shared:
                 series.append(self._held_labels(names, texts, holder))
+
         for labels in series or [plain]:
             self._add_values(labels, values)
             self._add_details(labels, device)
@@ -158,7 +162,8 @@ class _Renderer:
         attributes += holder.labels.items()
         if self._policy.virtual_gpus and holder.replica:
             attributes.append(("vgpu", holder.replica))
-        pod_labels = self._pod_labels.get(f"{holder.namespace}/{holder.pod}")
+        pod = f"{holder.namespace}/{holder.pod}"
+        pod_labels = self._pod_labels.get(pod)
         return dcgm_labels(names, self._policy, attributes, texts, pod_labels)
 
     def _add_values(self, labels: Labels, values: Values) -> None:
@@ -167,8 +172,11 @@ class _Renderer:
             value = values.get(field.name)
             if value is None or isinstance(value, str) or field.id in _EVENTS:
                 continue
-            if counter.name == field.name_1x and factor_1x(field) != 1.0:
-                value = converted(field, value, factor_1x(field))
+            if counter.name == field.name_1x:
+                factor = factor_1x(field)
+                if factor != 1.0:
+                    value = converted(field, value, factor)
+
             samples.append(Sample(labels, value))
 
     def _add_details(self, labels: Labels, device: GpuOrInstance) -> None:
@@ -181,10 +189,12 @@ class _Renderer:
     def _add_events(self, labels: Labels, device: GpuOrInstance) -> None:
         """Adds the numbers of XIDs and clock events. podgpu counts these events itself."""
         for counter, samples in self.families:
-            list_samples = _EVENTS.get(counter.field.id)
-            if list_samples is not None:
-                for count, more in list_samples(device, self._policy):
-                    samples.append(Sample(with_attributes(labels, *more), count))
+            list_events = _EVENTS.get(counter.field.id)
+            if list_events is None:
+                continue
+            for count, more in list_events(device, self._policy):
+                own = with_attributes(labels, *more)
+                samples.append(Sample(own, count))
 
 
 def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> Pairs:
@@ -322,6 +332,7 @@ def _values_of_holder(values: Values, holder: Holder, is_shared: bool) -> dict[s
         is_idle_decoder = name in _DECODER_FIELDS and value == 0
         if is_idle_decoder or name not in ATTRIBUTED | _ACTIVITY:
             own[name] = value
+
     return own
 
 
@@ -345,4 +356,5 @@ def _own_values(device: Values, usage: HolderUsage) -> dict[str, Value]:
     if usage.energy_mj is not None:
         own[TOTAL_ENERGY] = usage.energy_mj
         own[ENERGY_JOULES] = usage.energy_mj // MJ
+
     return select_keys(own, device)

@@ -24,6 +24,9 @@ _GZIP_LEVEL = 1
 _GZIP_FORMAT = 16 + zlib.MAX_WBITS
 
 
+WASTE_KINDS = ("idle", "underused")
+
+
 class Labels:
     """Ordered label pairs with their escaped text. Samples with equal labels share an object."""
 
@@ -81,6 +84,12 @@ class FamilySpec:
     def of(self, samples: Iterable[Sample]) -> Family:
         return Family(self.name, self.type, self.help, tuple(samples))
 
+    def list_members(self) -> list[tuple[str, Pairs]]:
+        """Returns the fields of the struct, and the label that tells them apart."""
+        if "{kind}" not in self.member:
+            return [(self.member, ())]
+        return [(self.member.format(kind=kind), (("kind", kind),)) for kind in WASTE_KINDS]
+
 
 @cache
 def families_in(group: str) -> Mapping[str, FamilySpec]:
@@ -101,6 +110,7 @@ def families_in(group: str) -> Mapping[str, FamilySpec]:
             factor=int(factor) if factor.isdecimal() else 0,
             is_text=factor == "label",
         )
+
     return families
 
 

@@ -211,6 +211,7 @@ def _parse_known(text: bytes) -> list[ParsedSample]:
     samples: list[ParsedSample] = []
     for family in families:
         samples += family.samples
+
     return samples
 
 
@@ -224,6 +225,7 @@ def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[str,
             if not 0 <= sample.value <= MOST_TOKENS:
                 message = f"{sample.name} is {sample.value:g}: this is no number of tokens"
                 raise SourceError("bad_value", message)
+
             model = _read_model(engine, sample)
             own = counted.setdefault(model, defaultdict(float))
             own[family] += sample.value
@@ -240,6 +242,7 @@ def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[str,
         if engine.transferred:
             transferred = own.get(engine.transferred, 0.0)
         counters[model] = TokenCounters(prompt, generated, transferred)
+
     return counters
 
 
@@ -298,9 +301,11 @@ def _read_buckets(engine: Engine, samples: Iterable[ParsedSample]) -> dict[float
             bound = float(sample.labels.get("le", ""))
         except ValueError:
             return {}
+
         if not 0 <= sample.value <= MOST_TOKENS or bound < 0:
             return {}
         buckets[bound] += sample.value
+
     if len(buckets) <= _MAX_BUCKETS:
         return dict(sorted(buckets.items()))
     return {}
@@ -323,6 +328,8 @@ def find_quantile(buckets: Mapping[float, float], quantile: float) -> float | No
             if math.isinf(bound):
                 return lower
             return lower + (bound - lower) * (rank - below) / (count - below)
+
         lower = bound
         below = count
+
     return None

@@ -164,6 +164,7 @@ def holder_names(holder: Workload, pod_labels: tuple[str, ...] = POD_LABELS) -> 
     if not holder.pod:
         names["pod_uid"] = holder.uid
         names["container_id"] = holder.container_id
+
     return names
 
 
@@ -206,7 +207,9 @@ def _rename_pod_labels(taken: frozenset[str], pod_labels: Mapping[str, str]) -> 
         while new in labels or new in taken:
             conflicts += 1
             new = f"pod_label_{name}_conflict{conflicts}"
+
         labels[new] = text
+
     return labels
 
 

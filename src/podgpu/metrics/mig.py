@@ -88,4 +88,5 @@ def list_mig_sizes(model: str) -> list[MigSize]:
     sizes = []
     for slices, memory in {7: _SEVEN, 4: _FOUR, 2: _TWO}[total]:
         sizes.append(MigSize(f"{slices}g", slices, slices / total, memory))
+
     return sizes

@@ -16,7 +16,6 @@ from podgpu.metrics.conditions import breaks_gpu, conditions, parse_xids, xid_sp
 from podgpu.metrics.encode import FamilySpec, families_in
 from podgpu.metrics.labels import visible_devices
 from podgpu.metrics.mig import billed_name
-from podgpu.metrics.render import WASTE_KINDS
 from podgpu.model import (
     MJ,
     NS,
@@ -147,12 +146,8 @@ def own_metrics(part: str) -> tuple[_Member, ...]:
             continue
 
         metric = _name_metric(spec)
-        if "{kind}" not in spec.member:
-            members.append(_Member(metric, spec.member, spec.factor))
-            continue
-        for kind in WASTE_KINDS:
-            member = spec.member.format(kind=kind)
-            members.append(_Member(metric, member, spec.factor, (("kind", kind),)))
+        for member, attributes in spec.list_members():
+            members.append(_Member(metric, member, spec.factor, attributes))
     return tuple(members)
 
 
@@ -175,6 +170,7 @@ def _name_metric(spec: FamilySpec) -> Metric:
         instrument = "counter"
     elif unit in ("By", "{process}"):
         instrument = "updowncounter"
+
     return Metric(".".join(words), instrument, unit, spec.help)
 
 
@@ -291,12 +287,14 @@ def _add_node(metrics: _Metrics, node: PushedNode, now: float) -> None:
 
     for gpu in state.devices:
         _add_status(metrics, gpu, state, now)
+
     for gpu, device in visible_devices(state):
         pairs = device_attributes(gpu, device)
         _add_device(metrics, device, pairs, state)
         for xid in device.xids:
             named = make_attributes([*pairs, *GPU, ("error.type", f"xid_{xid.xid}")])
             metrics.add(ERRORS, named, xid.total, now, state.counted_since)
+
         if isinstance(device, DeviceState):
             _add_gpu(metrics, device, pairs, state)
         _add_holders(metrics, device, pairs, node)
@@ -420,10 +418,11 @@ def _as_float(number: Number) -> float | None:
 def _add_status(metrics: _Metrics, gpu: DeviceState, state: NodeState, now: float) -> None:
     # The cluster view does not keep the list of healthy conditions. podgpu always checks some.
     is_checked = state.producer == "podgpu" and gpu.fields is not None
-    current = find_state(gpu) or ("ok" if is_checked else "")
+    current = find_state(gpu)
+    if not current and is_checked:
+        current = "ok"
     if not current:
         return
-
     pairs = device_attributes(gpu, gpu)
     for name in STATES:
         attributes = make_attributes([*pairs, *GPU, ("hw.state", name)])
@@ -439,21 +438,27 @@ def find_state(gpu: DeviceState) -> str:
     for condition in gpu.conditions:
         if breaks_gpu(condition.name):
             states.add(_find_state_of(condition))
+
     for name in _WORST_FIRST:
         if name in states:
             return name
+
     return "ok"
 
 
 def _find_state_of(condition: Condition) -> str:
     if condition.name == "xid":
         numbers = parse_xids(condition.detail)
-        needs_action = not numbers or any(xid_spec(number).needs_action for number in numbers)
-        return "failed" if needs_action else "degraded"
+        needs_action = any(xid_spec(number).needs_action for number in numbers)
+        return "failed" if needs_action or not numbers else "degraded"
+
+    state = _STATE_OF_CONDITION.get(condition.name)
+    if state is not None:
+        return state
 
     spec = conditions().get(condition.name)
     severity = "broken" if spec is None else spec.severity
-    return _STATE_OF_CONDITION.get(condition.name, _STATE_OF_SEVERITY[severity])
+    return _STATE_OF_SEVERITY[severity]
 
 
 def _add_counted(

@@ -89,6 +89,7 @@ def parse_text(text: str, max_lines: int = _MAX_LINES) -> list[ParsedFamily]:
             if labels:
                 family.samples.append(ParsedSample(name, labels, float(value)))
                 continue
+
         try:
             parser.read_line(line)
         except ValueError as error:
@@ -122,6 +123,7 @@ class _Parser:
             if not all(map(_LABEL_NAME.fullmatch, labels)):
                 return None
             self._label_names.update(labels)
+
         self.labels[text] = labels
         return labels
 
@@ -188,6 +190,7 @@ def _parse_labels(text: str) -> dict[str, str]:
             raise ValueError(f"the label {name} occurs twice")
         labels[name] = _unescape(match[2][1:-1])
         at = match.end()
+
     return labels
 
 
@@ -225,4 +228,5 @@ def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
             is_whole = value.is_integer() and abs(value) <= _LARGEST_PLAIN
             number = int(value) if is_whole else format_float(value)
             lines.append(f"{name}{text} {number}\n")
+
     return "".join(lines).encode()

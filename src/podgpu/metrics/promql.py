@@ -265,23 +265,30 @@ def idle_query(match: str, window: float) -> str:
     Uses engine activity also for GPUs without GPU_UTIL.
     """
     length_ms = round(window * 1000)
-    gpu = ("UUID", "uuid")
-    gpus = _query_idle(UTIL, gpu, [match], length_ms)
-    whole_gpus = _query_idle(ENGINE, gpu, ['GPU_I_ID=""', match], length_ms)
+    gpu_keys = ("UUID", "uuid")
+    with_util = _query_idle(UTIL, gpu_keys, [match], length_ms)
+
+    of_gpus = ['GPU_I_ID=""', match]
+    whole_gpus = _query_idle(ENGINE, gpu_keys, of_gpus, length_ms)
     has_util = select(names_of(UTIL), match)
-    engines = f"({whole_gpus} unless on (UUID, uuid) {has_util})"
-    instances = _query_idle(ENGINE, (*gpu, "GPU_I_ID"), ['GPU_I_ID!=""', match], length_ms)
-    return f"{gpus} or {engines} or {instances}"
+    without_util = f"({whole_gpus} unless on (UUID, uuid) {has_util})"
+
+    instance_keys = (*gpu_keys, "GPU_I_ID")
+    of_instances = ['GPU_I_ID!=""', match]
+    instances = _query_idle(ENGINE, instance_keys, of_instances, length_ms)
+    return f"{with_util} or {without_util} or {instances}"
 
 
 def _query_idle(field: str, keys: Sequence[str], matchers: Sequence[str], length_ms: int) -> str:
     """Returns a query for the devices whose value of this field was 0 all the time."""
     grouped = by(*keys)
-    series = _select_highest(field, f"{length_ms}ms", *matchers)
-    highest = f"max {grouped} ({' or '.join(series)})"
+    series = " or ".join(_select_highest(field, f"{length_ms}ms", *matchers))
+    was_idle = f"max {grouped} ({series}) == 0"
 
     # The device may have been busy in a gap without samples, so samples must exist at every check.
-    present = f"group {grouped} ({select(names_of(field), *matchers)})"
+    every = select(names_of(field), *matchers)
     step_ms = max(1, length_ms // _IDLE_CHECKS)
-    checks = f"count_over_time(({present})[{length_ms}ms:{step_ms}ms]) >= {_IDLE_CHECKS}"
-    return f"(({highest} == 0) and on ({', '.join(keys)}) ({checks}))"
+    present = f"(group {grouped} ({every}))[{length_ms}ms:{step_ms}ms]"
+    was_present = f"count_over_time({present}) >= {_IDLE_CHECKS}"
+
+    return f"(({was_idle}) and on ({', '.join(keys)}) ({was_present}))"

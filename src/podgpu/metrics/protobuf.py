@@ -44,6 +44,7 @@ def _make_message(family: Family) -> pb.MetricFamily:
         if family.dcgm_numbers:
             number = round(number, _DCGM_DECIMALS)
         _set_value(metric, kind, number, sample)
+
     return message
 
 
@@ -74,6 +75,7 @@ def prefers_protobuf(accept: str) -> bool:
         is_message = values.get("proto") == _MESSAGE and values.get("encoding") == "delimited"
         if media_type == _MEDIA_TYPE and is_message:
             wanted = max(wanted, quality)
+
     return wanted > text
 
 

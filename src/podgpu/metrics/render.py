@@ -32,7 +32,6 @@ from podgpu.model import (
     MigInstance,
     NamespaceUsage,
     NodeState,
-    Pairs,
     SourceStatus,
     VcudaRequest,
     Workload,
@@ -41,7 +40,6 @@ from podgpu.model import (
 )
 
 MAX_WAIT_PAIRS = 20  # per device
-WASTE_KINDS = ("idle", "underused")
 _SINCE_START = frozenset(
     {
         "podgpu_device_xid_errors_total",
@@ -84,6 +82,7 @@ def _collect(rows: Iterable[Row], policy: Policy, state: NodeState) -> list[Fami
         since = state.counted_since if family in _SINCE_START else None
         own = samples.setdefault(family, [])
         own.append(Sample(selected, value, since))
+
     return make_families("exporter", samples)
 
 
@@ -113,6 +112,7 @@ def _source(source: SourceStatus) -> Iterator[Row]:
 
     for reason, count in sorted(source.errors.items()):
         yield "podgpu_exporter_source_errors_total", {**labels, "reason": reason}, count
+
     for reason, count in sorted(source.unmapped.items()):
         yield "podgpu_exporter_unmapped_assignments", {**labels, "reason": reason}, count
 
@@ -123,6 +123,7 @@ def _self(state: NodeState) -> Iterator[Row]:
 
     for source in state.sources:
         yield from _source(source)
+
     if state.taken_at is not None:
         yield "podgpu_exporter_snapshot_timestamp_seconds", {}, state.taken_at
     for gpu, device in visible_devices(state):
@@ -130,6 +131,7 @@ def _self(state: NodeState) -> Iterator[Row]:
             names = device_names(gpu, device, Policy())
             for field in device.unsupported:
                 yield "podgpu_exporter_unsupported_field", {**names, "field": field}, 1
+
     for field, count in sorted(state.dropped.items()):
         yield "podgpu_exporter_dropped_values_total", {"field": field}, count
 
@@ -170,7 +172,7 @@ def _figures(part: str, rows: Iterable[tuple[Labels, Counted]]) -> Iterator[Fami
     """
     for spec in _families_of(part):
         samples = []
-        for member, pairs in _list_members(spec):
+        for member, pairs in spec.list_members():
             for labels, struct in rows:
                 value = getattr(struct, member)
                 if value is None or value == "":
@@ -180,17 +182,12 @@ def _figures(part: str, rows: Iterable[tuple[Labels, Counted]]) -> Iterator[Fami
                     value = 1
                 elif spec.factor > 1:
                     value /= spec.factor
+
                 if pairs:
                     labels = make_labels((*labels.pairs, *pairs))
                 samples.append(Sample(labels, value, struct.counted_since))
+
         yield spec.of(samples)
-
-
-def _list_members(spec: FamilySpec) -> list[tuple[str, Pairs]]:
-    """Returns the fields of a struct that a family has, and the label that tells them apart."""
-    if "{kind}" not in spec.member:
-        return [(spec.member, ())]
-    return [(spec.member.format(kind=kind), (("kind", kind),)) for kind in WASTE_KINDS]
 
 
 @cache
@@ -215,6 +212,7 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
             if holder.pod:
                 runners = holder.known_usage.waits_for
                 pairs += [(holder, runner) for runner in runners if runner.pod]
+
         pairs.sort(key=lambda pair: -pair[1].ratio)
 
         for holder, runner in pairs[:MAX_WAIT_PAIRS]:
@@ -222,6 +220,7 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
                 labels = {**names, **holder_names(holder)}
                 for name, text in holder_names(runner).items():
                     labels[f"runner_{name}"] = text
+
                 yield "podgpu_container_gpu_waits_for_ratio", labels, runner.ratio
 
 
@@ -324,6 +323,7 @@ def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
                 if value is not None:
                     labels = make_labels((*pairs, (card_label, card)))
                     samples[name].append(Sample(labels, value))
+
     return make_families("gpu-manager", samples)
 
 
@@ -348,9 +348,11 @@ def _find_containers(state: NodeState) -> dict[WorkloadKey, _GpuManagerContainer
                 ratio = _multiply(usage.utilization_ratio, fraction)
                 container.percents[gpu.index].append(_multiply(ratio, 100))
                 container.used_bytes[gpu.index].append(usage.memory_used_bytes)
+
             if holder.source:
                 container.held_cards.append(_multiply(holder.share_ratio, fraction))
                 container.held_bytes.append(_multiply(holder.share_ratio, memory))
+
     return containers
 
 
@@ -373,6 +375,7 @@ class _GpuManagerContainer:
             used = _add(self.used_bytes[index])
             percents[card] = _add(self.percents[index])
             mebibytes[card] = None if used is None else int(used // MIB)
+
         percents["total"] = _add(percents.values())
         mebibytes["total"] = _add(mebibytes.values())
 
@@ -401,6 +404,7 @@ def _add(numbers: Iterable[Number]) -> Number:
         if number is None:
             return None
         total = number + (total or 0)
+
     if total is None:
         return None
     return round(total, _DECIMALS)

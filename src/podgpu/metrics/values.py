@@ -94,7 +94,10 @@ def _vgpu_license(features: Any) -> int:
     if not features.isGridLicenseSupported:
         return 0
     listed = features.gridLicensableFeatures[: features.licensableFeaturesCount]
-    return int(any(f.featureCode == _VGPU_FEATURE and f.featureState > 0 for f in listed))
+    for feature in listed:
+        if feature.featureCode == _VGPU_FEATURE and feature.featureState > 0:
+            return 1
+    return 0
 
 
 CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
@@ -167,6 +170,7 @@ def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
         if converted == "":
             raise Blank("empty text")
         return str(converted)
+
     if not isinstance(converted, int | float):
         raise Blank(f"{converted!r} is not a number")
     return _number(field, raw, converted)
@@ -186,12 +190,13 @@ def value_printed(field: Field, number: float) -> int | float:
 
 
 def _number(field: Field, raw: Any, converted: int | float) -> int | float:
-    if isinstance(converted, float) and not math.isfinite(converted):
+    if not math.isfinite(converted):
         raise Blank(str(converted))
     if not field.unit.startswith("bitmask") and _is_sentinel(raw, converted):
         raise Blank(f"sentinel {raw}")
-    number = float(converted) if field.type == "float" else int(converted)
-    return within_unit(field, number)
+    if field.type == "float":
+        return within_unit(field, float(converted))
+    return within_unit(field, int(converted))
 
 
 def _is_sentinel(raw: Any, converted: int | float) -> bool:
@@ -209,8 +214,7 @@ def within_unit(field: Field, number: int | float) -> int | float:
     """
     if not is_within_unit(field, number):
         raise Blank(f"{number} {field.unit}")
-    is_ratio = _LIMITS.get(field.unit) == (0.0, MAX_RATIO)
-    if is_ratio:
+    if field.unit == "ratio 0-1":
         return min(number, 1.0)
     return number
 
@@ -270,10 +274,12 @@ def device_figures(values: Mapping[str, float]) -> dict[str, float | None]:
     if total is None and used is not None and FB_FREE in values:
         total = used + values[FB_FREE] + values.get(FB_RESERVED, 0)
 
-    percent = values.get(UTIL)
-    ratio = values.get(ENGINE) if percent is None else percent / 100
+    ratio = values.get(ENGINE)
+    if UTIL in values:
+        ratio = values[UTIL] / 100
     if ratio is not None and not 0 <= ratio <= MAX_RATIO:
         ratio = None
+
     return {
         "utilization_ratio": ratio,
         "memory_used_bytes": _to_bytes(used),

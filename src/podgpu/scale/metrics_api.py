@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import math
 import ssl
 import time
 from collections import Counter
@@ -31,7 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from podgpu import __version__
 from podgpu.clock import FaultLog
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, utc_text
 from podgpu.kube.client import ApiClient
 from podgpu.kube.objects import KubeObject
 from podgpu.scale.answers import MIN_VALUE, MetricValue, compute_pod_values, compute_value
@@ -226,10 +225,9 @@ def _make_item(version: str, query: MetricRequest, name: str, value: MetricValue
     if kind != "Namespace":
         described["namespace"] = query.pods.namespace
 
-    timestamp = datetime.fromtimestamp(math.floor(value.at), UTC)
     item = {
         "describedObject": described,
-        "timestamp": timestamp.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "timestamp": utc_text(value.at),
         "value": format_quantity(value.value),
     }
 
