@@ -94,8 +94,34 @@ def test_what_is_wasted_by_whom_and_what_to_do(tab: Tab, client: Client) -> None
     assert tab.texts("#tab-savings[aria-current=page]") == ["Waste"]
 
     tab.evaluate("location.hash = '#view=savings&range=24h&ns=ml'")
-    tab.wait_for("document.querySelectorAll('.waste-row').length === 3", "without unallocated")
+    tab.wait_for("!document.querySelector('.waste-rows').textContent.includes('nobody')", "ml only")
     assert tab.text(".waste-headline").startswith("Of all: ")
+
+
+def test_what_was_measured_says_what_to_do(tab: Tab, client: Client) -> None:
+    savings = json.loads(client.ask("/api/v1/savings?range=7d").body)
+    tab.open(f"{client.address.url}/#view=savings&range=7d")
+    tab.wait_for("document.querySelector('.waste-row')", "the rows")
+    tab.wait_for("document.querySelector('.saving-lines details')", "the lines")
+    rows = {text.split(" ")[0]: text for text in tab.texts(".waste-row")}
+    found = set()
+    for line in savings["advice"]:
+        for pod in line["pods"]:
+            owner = pod.get("owner")
+            name = f"{owner['kind']}/{owner['name']}" if owner else pod["pod"]
+            text = rows.get(f"ml/{name}")
+            if text is None or line["kind"] not in ("shrink", "share"):
+                continue
+            found.add(line["kind"])
+            gain = f"saves €{line['saved']['cost']:,.2f} per month (measured, below)"
+            if line["kind"] == "shrink":
+                assert f"To do: give {pod['pod']} {line['target']}: {gain}" in text
+            else:
+                others = len(line["pods"]) - 1
+                pods = "pod" if others == 1 else "pods"
+                whom = f"{pod['pod']} share a GPU with {others} other {pods}"
+                assert f"To do: let {whom}: {gain}" in text
+    assert found == {"shrink", "share"}
 
 
 def test_the_tile_leads_to_who_wastes(tab: Tab, client: Client) -> None:

@@ -48,6 +48,7 @@ class _Counters:
         self.idle: dict[tuple[str, int], float] = defaultdict(float)
         self.waited: dict[tuple[str, int], float] = defaultdict(float)
         self.held: dict[tuple[str, int], float] = defaultdict(float)
+        self.underused: dict[tuple[str, int], float] = defaultdict(float)
 
     def hold(
         self, pod: str, index: int, busy: float, memory: float, share: float = 1.0, wait: float = 0
@@ -56,6 +57,8 @@ class _Counters:
         self.busy[key] += busy * self.step
         self.idle[key] += 0.0 if busy else self.step
         self.held[key] += self.step * share
+        if busy:
+            self.underused[key] += self.step * max(0.0, share - busy)
         self.waited[key] += wait * self.step
         namespace, _, name = pod.rpartition("/")
         shared: dict[str, Any] = {}
@@ -71,6 +74,7 @@ class _Counters:
             allocated_ns=_ns(self.held[key]),
             busy_ns=_ns(self.busy[key]),
             idle_ns=_ns(self.idle[key]),
+            wasted_underused_ns=_ns(self.underused[key]),
             **shared,
         )
         return Holder(

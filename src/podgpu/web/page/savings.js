@@ -65,10 +65,10 @@ export class Savings {
     const here = { view: "savings", q: criteria.q, cluster: criteria.cluster, ns: criteria.ns, range, by: kind };
     RANGES.forEach((other, i) => mark(this.ranges[i], { ...here, range: other }, other === range));
     Object.keys(KINDS).forEach((other, i) => mark(this.kinds[i], { ...here, by: other }, other === kind));
-    this.waste.show(range, criteria, waiting);
     const url = `api/v1/savings?range=${range}`;
     setAttribute(this.csv, "href", `${url}&format=csv`);
     const { state, data, message } = this.question.want(url, EVERY_SECONDS);
+    this.waste.show(range, criteria, waiting, data);
     const lines = (data?.advice ?? []).filter((line) => isMatch(line, kind, criteria));
     const isFiltered = Boolean(criteria.q || criteria.cluster || criteria.ns || kind);
     this.current = { data, lines, key: JSON.stringify([kind, criteria.q, criteria.cluster, criteria.ns]) };

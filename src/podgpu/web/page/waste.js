@@ -35,13 +35,13 @@ export class WasteSummary {
     this.question.forget();
   }
 
-  // `waiting`: how many pods wait for GPUs; undefined if it is not known.
-  show(range, criteria, waiting) {
+  // `waiting`: how many pods wait for GPUs; undefined if it is not known. `savings`: the answer of /api/v1/savings, if there is one.
+  show(range, criteria, waiting, savings) {
     const { state, data, message } = this.question.want(`api/v1/waste?range=${range}&by=owner`, EVERY_SECONDS);
     const isReady = state === "ready";
     for (const part of [this.bar, this.legend, this.list, this.more]) part.hidden = !isReady;
     const { q, cluster, ns } = criteria;
-    const written = JSON.stringify([data?.to, state, range, q, cluster, ns, waiting]);
+    const written = JSON.stringify([data?.to, savings?.to, state, range, q, cluster, ns, waiting]);
     if (written === this.written) return;
     this.written = written;
     if (!isReady) {
@@ -49,10 +49,10 @@ export class WasteSummary {
       this.notes.hidden = true;
       return;
     }
-    this.draw(data, range, criteria, waiting);
+    this.draw(data, range, criteria, waiting, savings);
   }
 
-  draw(data, range, criteria, waiting) {
+  draw(data, range, criteria, waiting, savings) {
     const totals = data.totals ?? {};
     const unit = unitOf(data);
     const waste = wasteOf(totals.waste?.[unit.kind]);
@@ -69,7 +69,7 @@ export class WasteSummary {
       ...parts.map(([name, title, meaning]) => entry(name, title, unit.write(waste.parts[name]), meaning)),
       entry("used", used, unit.write(rest), "not wasted"),
     ]);
-    const rows = rowsOf(data, unit, waste.parts.unallocated, waiting).filter((row) => isMatch(row, criteria));
+    const rows = rowsOf(data, unit, waste.parts.unallocated, waiting, savings).filter((row) => isMatch(row, criteria));
     const shown = rows.slice(0, MOST_ROWS);
     const most = Math.max(...shown.map((row) => row.wasted), 0) || 1;
     this.list.hidden = !shown.length;
@@ -110,16 +110,31 @@ function entry(name, title, value, meaning) {
 }
 
 // Returns who wasted most, first. Unallocated GPUs are nobody's.
-function rowsOf(data, unit, unallocated, waiting) {
+function rowsOf(data, unit, unallocated, waiting, savings) {
   const rows = (data.rows ?? []).map((row) => {
     const waste = wasteOf(row.waste?.[unit.kind]);
-    return { row, name: nameOf(row, "owner"), href: linkOf(row), wasted: waste.total ?? 0, why: whyText(row, waste), todo: row.do ?? "" };
+    return { row, name: nameOf(row, "owner"), href: linkOf(row), wasted: waste.total ?? 0, why: whyText(row, waste), todo: measuredText(row, savings) || row.do || "" };
   });
   if (unallocated >= LEAST) {
     const todo = waiting ? `${plural(waiting, "pod")} ${waiting === 1 ? "waits" : "wait"} for GPUs: the tab Queue says why` : waiting === 0 ? "no pod waits for them: fewer nodes would do" : "if no pod waits for them, fewer nodes would do";
     rows.push({ row: {}, name: "unallocated GPUs", href: writeHash({ state: "free" }), wasted: unallocated, why: "held by nobody", todo });
   }
   return rows.filter(({ wasted }) => wasted >= LEAST).sort((a, b) => b.wasted - a.wasted);
+}
+
+// Returns what the savings below recommend for pods of this owner: they were measured, the row only has a hint.
+function measuredText(row, savings) {
+  const ownerOf = ({ cluster, namespace, owner, pod }) => nameOf(owner?.name ? { cluster, namespace, owner } : { cluster, namespace, pod }, "owner");
+  const isOwn = (pod) => ownerOf(pod) === ownerOf(row);
+  const line = (savings?.advice ?? []).find(({ kind, pods }) => (kind === "shrink" || kind === "share") && pods.some(isOwn));
+  if (!line) return "";
+  const own = line.pods.filter(isOwn);
+  const who = own.length === 1 ? own[0].pod : plural(own.length, "pod");
+  const others = line.pods.length - own.length;
+  const gain = line.saved?.cost ? ` saves ${money(line.saved.cost, savings.currency)} per month` : ` saves ${plural(line.saved?.gpus ?? 0, "GPU")}`;
+  if (line.kind === "shrink") return `give ${who} ${line.target}:${gain} (measured, below)`;
+  const partners = others ? ` with ${plural(others, "other pod")}` : "";
+  return `let ${who} share a GPU${partners}:${gain} (measured, below)`;
 }
 
 function whyText(row, { parts }) {
