@@ -1,4 +1,6 @@
-"""Free ports for processes under test, HTTP servers in threads, and lines of metrics text."""
+"""Free ports for processes under test, HTTP servers in threads, polling of servers, and lines of
+metrics text.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,15 @@ import itertools
 import os
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from tests.nodes.clock import PATIENCE
 
 _PORTS_GIVEN = 2000  # number of ports for each worker of xdist
 _FIRST_PORT = 20_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 6 * _PORTS_GIVEN
@@ -55,6 +62,20 @@ def serving(server: HTTPServer | type[BaseHTTPRequestHandler]) -> Iterator[int]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def read_if_ready(url: str | Request, context: ssl.SSLContext | None = None) -> bytes | None:
+    """Returns the body. None if the server does not listen yet, or answers with an error."""
+    try:
+        with urlopen(url, timeout=PATIENCE, context=context) as response:
+            body: bytes = response.read()
+            return body
+    except HTTPError as error:
+        # Python 3.14 warns about an answer that stays open.
+        error.close()
+    except OSError:
+        pass
+    return None
 
 
 def lines_of(text: str, family: str) -> list[tuple[dict[str, str], float]]:

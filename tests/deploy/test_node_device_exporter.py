@@ -10,11 +10,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -23,7 +21,7 @@ from deploy.render import MANIFESTS, ROOT
 from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet, SimulatedPod
 from podgpu.node.gpu.remote_exporter import parse_exposition
 from tests.deploy.chart import pods_of
-from tests.net import free_port
+from tests.net import free_port, read_if_ready
 from tests.nodes.clock import wait_until
 
 NODE_EXPORTER = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
@@ -73,8 +71,7 @@ def _read(url: str, text: str) -> str:
     answers = [""]
 
     def has_text() -> bool:
-        with suppress(URLError), urlopen(url, timeout=30) as response:
-            answers.append(response.read().decode())
+        answers.append((read_if_ready(url) or b"").decode())
         return text in answers[-1]
 
     wait_until(has_text, f"{url} has {text}")

@@ -9,10 +9,8 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 
@@ -20,7 +18,7 @@ from podgpu.labs.simulate.simulated_kubelet import SimulatedPod
 from podgpu.node.gpu.remote_exporter import parse_exposition
 from tests.cli.test_option_table import Ran, execute
 from tests.enrich.test_losses import enriching
-from tests.net import free_port
+from tests.net import free_port, read_if_ready
 from tests.nodes.clock import wait_until
 from tests.simulated_kubelet import FaultyKubelet
 
@@ -167,15 +165,15 @@ def test_seed_000_through_node_exporter(exposition: Path, out: Path, socket: str
     stamped = [f"{line} 1700000000000" if line[0] != "#" else line for line in BARE.splitlines()]
     exposition.write_text("\n".join(stamped) + "\n")
     assert enrich(exposition, out, socket, "--once", "-o").code == 0
-    texts: list[str] = []
+    answers: list[bytes | None] = []
 
     def scrape() -> bool:
-        with suppress(URLError), urlopen(url, timeout=30) as response:
-            texts.append(response.read().decode())
-        return bool(texts)
+        answers.append(read_if_ready(url))
+        return answers[-1] is not None
 
     with node_exporter(out.parent) as url:
         wait_until(scrape, "node_exporter answers")
-    assert "".join(line for line in texts[0].splitlines(keepends=True) if "dcgm" in line) == SEED
-    assert "node_textfile_scrape_error 0" in texts[0]
-    assert 'podgpu_exporter_source_up{file="gpu.prom",source="exporter"} 1' in texts[0]
+    text = (answers[-1] or b"").decode()
+    assert "".join(line for line in text.splitlines(keepends=True) if "dcgm" in line) == SEED
+    assert "node_textfile_scrape_error 0" in text
+    assert 'podgpu_exporter_source_up{file="gpu.prom",source="exporter"} 1' in text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.net import QuietHandler, free_port, serving
+from tests.net import QuietHandler, free_port, read_if_ready, serving
 from tests.nodes.clock import PATIENCE, wait_until
 
 
@@ -165,7 +164,7 @@ def _running(command_on: Callable[[int], list[str]], ready: str, folder: Path) -
         try:
             url = f"http://127.0.0.1:{port}"
             wait_until(
-                lambda: process.poll() is not None or _answers(url + ready),  # noqa: B023
+                lambda: process.poll() is not None or read_if_ready(url + ready) is not None,  # noqa: B023
                 f"{url} is ready",
             )
             if process.poll() is None:
@@ -175,14 +174,6 @@ def _running(command_on: Callable[[int], list[str]], ready: str, folder: Path) -
             process.kill()  # no output after this point is needed
             process.wait()
     raise AssertionError(f"it does not start: {log.read_text(errors='replace')[-2000:]}")
-
-
-def _answers(url: str) -> bool:
-    try:
-        _ask(url)
-    except OSError:
-        return False
-    return True
 
 
 def _ask(url: str, body: bytes | None = None) -> bytes:

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ import pytest
 import yaml
 
 from tests.certificates import Certificates
-from tests.net import free_port
+from tests.net import free_port, read_if_ready
 from tests.nodes.clock import wait_until
 
 LABELS = {
@@ -174,11 +173,7 @@ def _is_ready(server: RealApiServer) -> bool:
     request = urllib.request.Request(
         f"{server.url}/readyz", headers={"Authorization": f"Bearer {token_of('admin')}"}
     )
-    try:
-        with urllib.request.urlopen(request, context=server.certificates.client()) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError):
-        return False
+    return read_if_ready(request, server.certificates.client()) is not None
 
 
 def _make_service(

@@ -61,7 +61,8 @@ class RealCluster:
                 answer: Object = json.load(response)
                 return answer
         except urllib.error.HTTPError as error:
-            text = error.read().decode()
+            with error:
+                text = error.read().decode()
             raise AssertionError(f"{method} {path}: {error.code} {text}") from error
 
     def path(self, body: Object) -> str:

@@ -26,7 +26,7 @@ from tests.kube.real_api_server import (
     own_address,
     real_api_server,
 )
-from tests.net import free_port
+from tests.net import free_port, read_if_ready
 from tests.nodes.clock import wait_until
 from tests.process import PODGPU
 
@@ -106,11 +106,8 @@ def demo(address: str, port: int) -> Iterator[str]:
 
 
 def _has_pods(url: str) -> bool:
-    try:
-        with urlopen(f"{url}/api/v1/pods") as answer:
-            return len(json.load(answer)["pods"]) > 10
-    except OSError:
-        return False
+    answer = read_if_ready(f"{url}/api/v1/pods")
+    return answer is not None and len(json.loads(answer)["pods"]) > 10
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,8 @@ import subprocess
 import sys
 import tarfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -27,7 +25,7 @@ import pytest
 from podgpu import __version__
 from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet, SimulatedPod
 from release.rootfs import PYTHONS
-from tests.net import free_port
+from tests.net import free_port, read_if_ready
 from tests.release.conftest import build_release
 
 HELM = str(Path(sys.executable).with_name("helm"))
@@ -78,12 +76,10 @@ def background(*command: str | Path, url: str, text: str = "", **options: Any) -
 
 def _wait_for(url: str, text: str, process: subprocess.Popen[str]) -> str:
     body = ""
-    for _ in range(300):
-        with suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                body = str(answer.read().decode())
-            if text in body:
-                return body
+    for _ in range(900):
+        body = (read_if_ready(url) or b"").decode()
+        if text in body:
+            return body
         if process.poll() is not None:
             break
         time.sleep(0.2)

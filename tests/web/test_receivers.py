@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from podgpu.clock import Clock
 from podgpu.http_client import HttpClient
 from podgpu.metrics.otlp import PushedNode
 from podgpu.web.push import OtlpPusher, PushSettings, Receiver
-from tests.net import free_port, lines_of
+from tests.net import free_port, lines_of, read_if_ready
 from tests.nodes.clock import PATIENCE, wait_until
 from tests.nodes.node import Node, node_of, read_description
 
@@ -97,12 +96,7 @@ def running(program: Program, folder: Path) -> Iterator[str]:
 
 
 def read(url: str, **query: str) -> bytes | None:
-    try:
-        with urllib.request.urlopen(f"{url}?{urllib.parse.urlencode(query)}") as response:
-            body: bytes = response.read()
-            return body
-    except OSError:
-        return None
+    return read_if_ready(f"{url}?{urllib.parse.urlencode(query)}")
 
 
 @contextmanager
