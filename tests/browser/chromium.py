@@ -147,14 +147,19 @@ class Tab:
         return len(self.texts(selector))
 
     def click(self, selector: str) -> None:
-        """Clicks with the mouse, after a scroll and a frame, because elements off the screen have
-        no layout.
+        """Clicks with the mouse. Scrolls to the element, and waits until it stays in its place and
+        nothing covers it: elements off the screen have no layout, and a page that is loading moves
+        its elements.
         """
-        at = self.evaluate(
+        at = self.wait_for(
             f"(async found => {{found.scrollIntoView({{block: 'center'}}); await {DRAWN};"
-            "const r = found.getBoundingClientRect();"
-            f"return [r.left + Math.min(r.width, 40) / 2, r.top + r.height / 2]}})"
-            f"(document.querySelector({json.dumps(selector)}))"
+            "const {left, top, width, height} = found.getBoundingClientRect();"
+            f"await {DRAWN}; const after = found.getBoundingClientRect();"
+            "if (after.left !== left || after.top !== top) return null;"
+            "const [x, y] = [left + Math.min(width, 40) / 2, top + height / 2];"
+            "return found.contains(document.elementFromPoint(x, y)) ? [x, y] : null})"
+            f"(document.querySelector({json.dumps(selector)}))",
+            f"{selector} can be clicked",
         )
         for kind in ("mousePressed", "mouseReleased"):
             self.call(

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.browser.chromium import Tab
+from tests.browser.chromium import Tab, went
 from tests.cli.test_demo import STEP, Demo
 
 TILES = "document.querySelectorAll('main .tile[data-key]').length"
@@ -127,17 +127,19 @@ def test_tables_need_no_sideways_scrolling_at_1024_pixels(tab: Tab, demo: Demo) 
     tab.open(demo.page.address.url)
     after(tab, demo, 60.0)
     tab.look(1024)
-    for view in (
-        "#view=pods",
-        "#view=pods&by=job",
-        "#view=pods&by=owner",
-        "#view=nodes",
-        "#view=cost&by=pod",
-        "#view=cost&by=label:team",
-        "#job=PyTorchJob/research/llm-train",
+    # With a text of the table that arrives after its rows.
+    for view, text in (
+        ("#view=pods", ""),
+        ("#view=pods&by=job", "GPU 1 of node-2"),
+        ("#view=pods&by=owner", ""),
+        ("#view=nodes", ""),
+        ("#view=cost&by=pod", ""),
+        ("#view=cost&by=label:team", ""),
+        ("#job=PyTorchJob/research/llm-train", "GPU 1 · slowest"),
     ):
-        tab.evaluate(f"location.hash = '{view}'")
-        tab.wait_for("document.querySelectorAll('main tbody tr').length > 0", view)
+        went(tab, view)
+        rows = "[...document.querySelectorAll('main tbody tr')]"
+        tab.wait_for(f"{rows}.some(row => row.innerText.includes('{text}'))", view)
         assert tab.evaluate(SIDEWAYS) == [], view
 
 
@@ -236,7 +238,8 @@ def test_the_page_shows_the_gpus_of_a_past_time(tab: Tab) -> None:
         tab.wait_for("document.querySelector('main .message a')", "a link to the first record")
         tab.click("main .message a")
         tab.wait_for(
-            "document.querySelector('#status').dataset.state === 'past'", "the first record"
+            "document.querySelector('#past-time').innerText.startsWith('You are looking at')",
+            "the first record",
         )
         tab.click("#past-now")
         tab.wait_for(f"{banner} && {TILES} === 22 && {lost} === 0", "the GPUs of now")

@@ -169,7 +169,7 @@ function columnsOf(rows, reason) {
     value("throttled", "Throttled", "throttled_ratio", percent, "Ratio of time in which heat or a power brake lowered the clock"),
     value("traffic", "Traffic", "bytes_per_second", rate, "Over PCIe and NVLink"),
     { name: "waited", title: "Waited", value: (row) => row.values.wait_ratio ?? row.holders[0].waited, write: percent, isWarm: marked("waited") },
-    { name: "memory", title: "Memory", value: (row) => row.add((holder) => ownMemory(row.device, holder)), write: memory },
+    { name: "memory", isWide: true, title: "Memory", value: (row) => row.add((holder) => ownMemory(row.device, holder)), write: memory },
   ];
   return columns.filter((column, i) => i < 2 || rows.some((row) => column.value(row) !== undefined));
 }
