@@ -4,6 +4,7 @@ GPUs and with thousands.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 
 import pytest
@@ -59,6 +60,8 @@ def usual(request: pytest.FixtureRequest) -> Showing:
 
 @pytest.mark.parametrize("width", [1024, 1280, 1440, 390])
 def test_nothing_is_cut_off(tab: Tab, page: str, width: int) -> None:
+    if shutil.which("fc-list") is None:
+        pytest.skip("fc-list is not installed (Debian: fontconfig)")
     fonts = [
         font
         for font in FONTS
