@@ -56,8 +56,9 @@ def _wasted_cost(figures: RangeFigures) -> Waste:
 def _write_wasted(figures: RangeFigures) -> str:
     """Writes the sum of the parts."""
     waste = _wasted_cost(figures)
-    is_known = waste != Waste()
-    return _write_cost(waste.total if is_known else None, figures)
+    if waste == Waste():
+        return UNKNOWN
+    return _write_cost(waste.total, figures)
 
 
 COLUMNS = {
@@ -148,29 +149,31 @@ def _write_bill(
         yield _write_waste(answer)
 
     rows = [row for row in answer.rows if namespace in ("", row.namespace)]
-    for note in list_bill_notes(answer):
-        yield f"- {one_line(note)}"
+    notes = list_bill_notes(answer)
     if namespace and not rows:
-        yield f"- no pod of the namespace {namespace!a} held a GPU in this period"
+        notes.append(f"no pod of the namespace {namespace!a} held a GPU in this period")
     if answer.totals.allocated_hours and _wasted_hours(answer.totals).underused is None:
-        yield "- under-used time is not known: no exporter counted it (docs/usage.md#waste)"
+        notes.append("under-used time is not known: no exporter counted it (docs/usage.md#waste)")
     if is_waste:
-        yield "- podgpu savings says which of these GPUs could be given back"
+        notes.append("podgpu savings says which of these GPUs could be given back")
+    for note in notes:
+        yield f"- {one_line(note)}"
     yield ""
 
     header = [name_group(answer).capitalize(), *write_titles(names, answer.currency)]
     table = [[name_row(answer, row), *write_cells(names, row)] for row in rows]
     total = "Total of all namespaces" if namespace else "Total"
     totals = [total, *write_cells(names, answer.totals)]
-    if is_waste:
-        header.append("What to do")
-        for row, cells in zip(rows, table, strict=True):
-            cells.append(row.do or UNKNOWN)
-        if _wasted_hours(answer.totals).unallocated:
-            table.append(_write_unallocated(names, answer.totals))
-        totals.append(UNKNOWN)
+    if not is_waste:
+        yield from write_table(header, [*table, totals], 1)
+        return
 
-    yield from write_table(header, [*table, totals], 1, ends_with_text=is_waste)
+    for row, cells in zip(rows, table, strict=True):
+        cells.append(row.do or UNKNOWN)
+    if _wasted_hours(answer.totals).unallocated:
+        table.append(_write_unallocated(names, answer.totals))
+    table.append([*totals, UNKNOWN])
+    yield from write_table([*header, "What to do"], table, 1, ends_with_text=True)
 
 
 def _write_waste(answer: RangeAnswer) -> str:

@@ -87,16 +87,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
-    if options["prometheus"] and options["token_metrics"] == "pods":
-        raise UsageError(
-            "--token-metrics pods cannot be combined with --prometheus: with it, podgpu reads the"
-            " token counters that Prometheus has scraped"
-        )
-    if options["export_tokens"] and options["token_metrics"] != "pods":
-        raise UsageError(
-            "--export-tokens needs --token-metrics pods: otherwise, podgpu reads no engine, or"
-            " reads the counters from Prometheus, which has them already"
-        )
+    _check_token_options(options)
     settings = make_settings(
         ctx,
         options,
@@ -115,7 +106,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         protection = load_protection(options["web_config_file"])
         access = _choose_access(options, protection)
         prices = read_prices(options["prices"])
-        budgets = read_budgets(options["budgets"]) if options["budgets"] else None
+        budgets = None
+        if options["budgets"]:
+            budgets = read_budgets(options["budgets"])
 
         cluster = Cluster(choose_collector(options, settings, stack, prices), settings, prices)
         past: Past
@@ -124,13 +117,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         if options["prometheus"]:
             past = PrometheusPast(_prometheus_server(options), cluster, prices)
         else:
-            recorder = cluster_recorder(cluster, options["history_dir"])
+            recorder = _open_recorder(options, cluster)
             past = SqlitePast(recorder, lambda: cluster.published.state)
-            # Otherwise, a warning says that the directory cannot be used.
-            if not recorder.warnings():
-                where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
-                text = "history of up to %d GPUs is stored in %s; for more, use --prometheus"
-                _log.info(text, MAX_GPUS, where)
             services.append(recorder)
         if budgets is not None:
             watch = BudgetWatch(past, budgets)
@@ -163,6 +151,29 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         text = "listening on %s/metrics; the page is at /"
         main = Listener(app, options["address"], tls=tls, announcement=text)
         run(services, make_listeners(main, cluster_probes(cluster), options["probe_address"]))
+
+
+def _check_token_options(options: Options) -> None:
+    if options["prometheus"] and options["token_metrics"] == "pods":
+        raise UsageError(
+            "--token-metrics pods cannot be combined with --prometheus: with it, podgpu reads the"
+            " token counters that Prometheus has scraped"
+        )
+    if options["export_tokens"] and options["token_metrics"] != "pods":
+        raise UsageError(
+            "--export-tokens needs --token-metrics pods: otherwise, podgpu reads no engine, or"
+            " reads the counters from Prometheus, which has them already"
+        )
+
+
+def _open_recorder(options: Options, cluster: Cluster) -> HistoryRecorder:
+    recorder = cluster_recorder(cluster, options["history_dir"])
+    # Otherwise, a warning says that the directory cannot be used.
+    if not recorder.warnings():
+        where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
+        text = "history of up to %d GPUs is stored in %s; for more, use --prometheus"
+        _log.info(text, MAX_GPUS, where)
+    return recorder
 
 
 def _make_webhook(
@@ -260,17 +271,15 @@ def _check_backend(ctx: click.Context, options: Options) -> None:
             "--discover-kubernetes SELECTOR"
         )
 
+    others = ("prometheus_", "match")
+    needed = "--prometheus"
+    if chosen == ["prometheus"]:
+        others = ("exporter_", "history_")
+        needed = "--scrape or --discover-kubernetes"
     for name in options:
-        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            continue
-        for_prometheus = name.startswith("prometheus_") or name == "match"
-        for_scraping = name.startswith(("exporter_", "history_"))
-        if for_scraping and chosen == ["prometheus"]:
-            raise UsageError(
-                f"{_flag_of(name)} is used only with --scrape or --discover-kubernetes"
-            )
-        if for_prometheus and chosen != ["prometheus"]:
-            raise UsageError(f"{_flag_of(name)} is used only with --prometheus")
+        is_flag = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_flag and name.startswith(others):
+            raise UsageError(f"{_flag_of(name)} is used only with {needed}")
 
 
 def _flag_of(parameter: str) -> str:

@@ -68,7 +68,9 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     0 if nothing is wrong, otherwise 1.
     """
     findings = []
-    running = find_exporter(options["path_proc"]) if _POD_VARIABLE in os.environ else None
+    running = None
+    if _POD_VARIABLE in os.environ:
+        running = find_exporter(options["path_proc"])
     if running is not None:
         own = ctx
         ctx = own.command.make_context(
@@ -103,7 +105,9 @@ def _describe_running(ctx: click.Context, running: RunningExporter) -> Finding:
         if ctx.get_parameter_source(option.parameter) is ParameterSource.COMMANDLINE:
             flags.append(f"--{option.flag}")
     text = f"those of the exporter that runs here (pid {running.pid})"
-    return ok("options", f"{text}: {' '.join(flags)}" if flags else text)
+    if flags:
+        text += f": {' '.join(flags)}"
+    return ok("options", text)
 
 
 def _override(ctx: click.Context, own: click.Context) -> None:
@@ -154,14 +158,7 @@ def examine_node(
             except UsageError as error:
                 findings.append(wrong("devices", str(error)))
 
-        findings += checks.check_privileges(proc, usage_from)
-        if telemetry.name == "nvml":
-            findings += checks.check_device_files(dev)
-        if telemetry.name != checks.SIMULATED and usage_from != "none":
-            findings.append(checks.check_pid_namespace(proc))
-            if options["path_kmsg"] != "none":
-                findings.append(checks.check_kernel_log(options["path_kmsg"]))
-
+        findings += _check_process(options, telemetry, dev)
         gpus = [device for device in readings.devices if not device.is_instance]
         readable = [gpu for gpu in gpus if gpu not in readings.failures]
         if usage_from != "none" and readable:
@@ -180,6 +177,21 @@ def examine_node(
         findings += check_writers(wanted, api, directory, sentinel_socket, deadline)
         findings.append(checks.check_host_name(options["no_hostname"]))
         return findings
+
+
+def _check_process(options: Options, telemetry: Telemetry, dev: str) -> Iterator[Finding]:
+    """Checks what this process may read."""
+    proc = options["path_proc"]
+    usage_from = options["usage_from"]
+    yield from checks.check_privileges(proc, usage_from)
+    if telemetry.name == "nvml":
+        yield from checks.check_device_files(dev)
+    if telemetry.name == checks.SIMULATED or usage_from == "none":
+        return
+
+    yield checks.check_pid_namespace(proc)
+    if options["path_kmsg"] != "none":
+        yield checks.check_kernel_log(options["path_kmsg"])
 
 
 def _read_configmap(

@@ -71,7 +71,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Export this node's GPUs to Prometheus. Accepts every flag and variable of dcgm-exporter."""
     options = resolve_options(ctx, options)
     once = options["once"]
-    sockets = open_systemd_sockets(os.environ) if options["web_systemd_socket"] and not once else []
+    sockets = []
+    if options["web_systemd_socket"] and not once:
+        sockets = open_systemd_sockets(os.environ)
     # Loaded even with --once, so that users can find errors in these files before deployment.
     protection = load_protection(options["web_config_file"])
     prices = read_prices(options["prices"])
@@ -235,10 +237,12 @@ def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, 
     Adds `config`, the parsed file.
     """
     path = options["config_file"]
-    try:
-        config = parse_config_file(read_bounded(path, _MAX_BYTES), path) if path else ConfigFile()
-    except SourceError as e:
-        raise UsageError(f"--config-file {e}") from e
+    config = ConfigFile()
+    if path:
+        try:
+            config = parse_config_file(read_bounded(path, _MAX_BYTES), path)
+        except SourceError as e:
+            raise UsageError(f"--config-file {e}") from e
 
     from_file: dict[str, Any] = {}
     for name, value in config.options.items():
@@ -329,7 +333,10 @@ def parse_config_file(content: bytes, path: str) -> ConfigFile:
         "enable_exporter_metrics": metrics.enable_exporter_metrics,
     }
 
-    counters = _read_fields(metrics.fields, path) if metrics.fields else None
+    counters = None
+    if metrics.fields:
+        counters = _read_fields(metrics.fields, path)
+
     ignored: tuple[str, ...] = ()
     if config.sources:
         reason = "podgpu uses the newest sample, and always detects added and removed GPUs"
@@ -343,7 +350,9 @@ def _read_watch_groups(config: _Config, path: str) -> tuple[float | None, tuple[
         raise UsageError(f"{path}: version 1 has no collections: use collection, or version: 2")
     section = config.collection or _CollectionV1()
     place = f"{path}: collection"
-    interval = _read_interval(section.interval, f"{place}.interval") if section.interval else None
+    interval = None
+    if section.interval:
+        interval = _read_interval(section.interval, f"{place}.interval")
 
     collections = []
     for number, group in enumerate(section.watch_groups):

@@ -56,8 +56,10 @@ def command(files: tuple[str, ...], **options: Any) -> int:
         return 1
 
     for name, result in migrated.items():
-        if not options["in_place"]:
-            print_out(result.text if name != "--expr" else f"{result.text}\n")
+        if name == "--expr":
+            print_out(f"{result.text}\n")
+        elif not options["in_place"]:
+            print_out(result.text)
         elif result.changed:
             mode = stat.S_IMODE(Path(name).stat().st_mode)
             AtomicFile(name, mode=mode, option="--in-place").write(result.text.encode())

@@ -137,8 +137,8 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]
 
 
 def _parse_seconds(unit: str, text: str) -> float:
-    has_unit = _PLAIN_NUMBER.fullmatch(text) is None
-    seconds = parse_duration(text if has_unit else f"{text}{unit}")
+    is_plain = _PLAIN_NUMBER.fullmatch(text) is not None
+    seconds = parse_duration(f"{text}{unit}" if is_plain else text)
     if seconds is None:
         raise UsageError(f"{text!r} is not a duration such as 5s, 500ms or 1m30s")
 

@@ -116,11 +116,12 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     else:
         tables += _make_health_tables(view, at)
     if answer.totals.tokens is not None:
-        tables.append(_make_token_table(_read_range(client, query | {"by": "model"})))
-    # Savings need a day, are computed for up to eight, and are about the pods of now.
-    savings = None if at else _read_savings(client, "24h" if range == "24h" else "7d")
-    if savings is not None:
-        tables += _make_savings_tables(savings)
+        models = _read_range(client, query | {"by": "model"})
+        tables.append(_make_token_table(models))
+    if not at:
+        # Savings are about the pods of now.
+        tables += _make_savings_tables(client, range)
+
     write = _write_html if options["format"] == "html" else _write_markdown
     print_out(write(title, notes, tables))
 
@@ -157,16 +158,16 @@ def _read_range(client: ViewClient, query: dict[str, str]) -> RangeAnswer:
     return read_answer(client, RANGE_PATH, RangeAnswer, query)
 
 
-def _read_savings(client: ViewClient, range: str) -> SavingsAnswer | None:
-    """Returns None if the server is too old, or has no history of single pods."""
+def _make_savings_tables(client: ViewClient, range: str) -> list[_Table]:
+    """Returns no table if the server is too old, or has no history of single pods."""
+    # Savings need a day, and are computed for up to eight.
+    days = "24h" if range == "24h" else "7d"
     try:
-        body = client.get_blocking(SAVINGS_PATH, {"range": range})
+        body = client.get_blocking(SAVINGS_PATH, {"range": days})
     except SourceError:
-        return None
-    return decode_answer(body, SAVINGS_PATH, SavingsAnswer, client.shown)
+        return []
 
-
-def _make_savings_tables(savings: SavingsAnswer) -> list[_Table]:
+    savings = decode_answer(body, SAVINGS_PATH, SavingsAnswer, client.shown)
     title = write_period("Savings", savings.from_, savings.to, is_simulated=False)
     texts = describe_savings(savings) + list_notes(savings)
     tables = [_list_texts(title, "In short", texts)]

@@ -269,13 +269,16 @@ def _create_source(
         case "annotations":
             return AnnotationsAllocation(api.pods())
         case "podlist":
-            return PodlistAllocation([argument] if argument else _podlist_paths(options))
+            paths = [argument] if argument else _podlist_paths(options)
+            return PodlistAllocation(paths)
         case "kubelet":
             # Imports protobuf and h2, which is slow.
             from podgpu.node.holders.kubelet import KubeletAllocation
 
             socket_path = options["pod_resources_kubelet_socket"]
-            claims = _create_claims(options, api) if options["kubernetes_enable_dra"] else None
+            claims = None
+            if options["kubernetes_enable_dra"]:
+                claims = _create_claims(options, api)
             return KubeletAllocation(socket_path, resource_names, claims=claims)
         case "checkpoint":
             path = argument or _in_kubelet_directory(CHECKPOINT_NAME, options)
@@ -348,8 +351,10 @@ def _make_counter(options: Options) -> Callable[[], int | None]:
 
 
 def _make_switch_logs(options: Options) -> SwitchLogFactory:
-    wanted = options.get("usage_from", "samples")
-    return SwitchLogFactory("samples" if wanted == "none" else wanted)
+    wanted = options.get("usage_from", "none")
+    if wanted == "none":
+        wanted = "samples"
+    return SwitchLogFactory(wanted)
 
 
 def simulated_driver(spec: str = "") -> SimulatedNvml:

@@ -26,7 +26,7 @@ from podgpu.top.feed import ClusterSource, ExporterSource, Feed, LocalSource, So
 from podgpu.top.lines import Order, arrange
 from podgpu.top.screen import Screen
 from podgpu.top.table import Table, as_text, render_totals
-from podgpu.view_address import UrlAddress
+from podgpu.view_address import UrlAddress, ViewAddress
 
 _FIELDS = (150, 155, 203, 250, 251, 252, 253, 1001)
 """DCGM fields: temperature, power, utilisation, memory."""
@@ -53,22 +53,17 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """
     view = find_kube_view(ctx, "url", "cluster")
     at = parse_at(options["at"])
-    if at is not None and view is None and not options["cluster"]:
+    remote = "kube" if view is not None else _find_remote(options)
+    if at is not None and remote not in ("kube", "cluster"):
         raise UsageError("--at needs --cluster or --kube: only they have a history")
-    if view is not None:
-        _reject_local_options(ctx, options, "kube")
-    elif options["url"] or options["cluster"]:
-        _reject_local_options(ctx, options, "url" if options["url"] else "cluster")
+    if remote:
+        _reject_local_options(ctx, options, remote)
     elif not is_set(ctx, "kubernetes"):
         kubelet = options["pod_resources_kubelet_socket"]
         options["kubernetes"] = os.access(kubelet, os.R_OK | os.W_OK)
 
     with quiet_logs(), ExitStack() as at_exit:
-        if view is not None:
-            source: Source = ClusterSource(view, query=make_at_query(at))
-        else:
-            source = _open_source(options, at, at_exit)
-
+        source = _open_source(options, view, at, at_exit)
         feed = Feed(source, options["interval"])
         at_exit.callback(feed.close)
 
@@ -78,12 +73,22 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         if at is not None:
             print_out(f"As of {utc_text(at)}\n")
 
+        has_keyboard = sys.stdin.isatty() and is_screen()
         # The past does not change.
-        if at is not None or options["once"] or not (sys.stdin.isatty() and is_screen()):
+        if at is not None or options["once"] or not has_keyboard:
             return _print_once(feed, options["sort"], options["filter"])
         from podgpu.top.live import show_live  # imports rich, which is needed only on a terminal
 
         return show_live(feed, Screen(feed.source.name, options["sort"], options["filter"]))
+
+
+def _find_remote(options: Options) -> str:
+    """Returns the option that names another source than this node. Empty if there is none."""
+    if options["url"] and options["cluster"]:
+        raise UsageError("--url and --cluster cannot be combined: give one of them")
+    if options["url"]:
+        return "url"
+    return "cluster" if options["cluster"] else ""
 
 
 def _reject_local_options(ctx: click.Context, options: Options, remote: str) -> None:
@@ -93,8 +98,6 @@ def _reject_local_options(ctx: click.Context, options: Options, remote: str) -> 
 
     Environment variables of such flags are ignored, because they may be meant for the exporter.
     """
-    if options["url"] and options["cluster"]:
-        raise UsageError("--url and --cluster cannot be combined: give one of them")
     flags = [option.flag for option in EXPORTER_OPTIONS if option.parameter in options]
     flags.remove("once")
     flags.append("processes")
@@ -107,7 +110,11 @@ def _reject_local_options(ctx: click.Context, options: Options, remote: str) -> 
             raise UsageError(text)
 
 
-def _open_source(options: Options, at: float | None, at_exit: ExitStack) -> Source:
+def _open_source(
+    options: Options, view: ViewAddress | None, at: float | None, at_exit: ExitStack
+) -> Source:
+    if view is not None:
+        return ClusterSource(view, query=make_at_query(at))
     if options["url"]:
         with naming_option("--url"):
             return ExporterSource(options["url"])
@@ -137,7 +144,9 @@ def _open_source(options: Options, at: float | None, at_exit: ExitStack) -> Sour
 
 def _print_once(feed: Feed, order: Order, wanted: str) -> int:
     seen = feed.read()
-    width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+    width = None
+    if sys.stdout.isatty():
+        width = os.get_terminal_size(sys.stdout.fileno()).columns
 
     lines = arrange(seen.lines, order, wanted)
     table = Table(lines, order, width)

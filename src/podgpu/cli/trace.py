@@ -45,7 +45,6 @@ from podgpu.node.gpu.nvml.switch_attribution import (
 )
 from podgpu.node.gpu.nvml.switch_waiting import WaitEstimator
 from podgpu.node.holders.api import ApiAccess
-from podgpu.node.holders.identity import Identities
 from podgpu.node.usage.containers import ContainerFinder, require_host_pid_namespace
 
 _STEP_SECONDS = 0.5
@@ -131,8 +130,11 @@ def _write_trace(out: AtomicFile | None, trace: bytes) -> None:
     """Without a file, prints the trace to standard output."""
     if out is None:
         print_out(trace)
-    else:
-        out.write(gzip.compress(trace) if out.path.suffix == ".gz" else trace)
+        return
+
+    if out.path.suffix == ".gz":
+        trace = gzip.compress(trace)
+    out.write(trace)
 
 
 def _record_on_node(options: Options) -> bytes:
@@ -289,7 +291,9 @@ class Recording:
         reading = self._telemetry.read(self._gpu, [fields()[CLOCK_EVENTS_FIELD]])
         values = next(iter(reading.values.values()))
         mask = values.get(CLOCK_EVENTS_FIELD)
-        clock_events = clock_events_in_words(mask) if isinstance(mask, int) else ""
+        clock_events = ""
+        if isinstance(mask, int):
+            clock_events = clock_events_in_words(mask)
         if clock_events != self._clock_events:
             self._clock_events = clock_events
             moment = self._listener.to_gpu_time(now)
@@ -303,8 +307,10 @@ class Recording:
     def _find_tracks(self, pids: set[int]) -> None:
         """Finds the containers of new processes. Called often, because a process may end soon."""
         new = pids - self._tracks.keys()
-        identities = self._identities.read() if new else Identities()
+        if not new:
+            return
 
+        identities = self._identities.read()
         for pid in new:
             lookup = self._finder.find(pid)
             container = lookup.workload
@@ -363,7 +369,8 @@ class EngineTrace:
         for period in self.periods:
             if before is not None and period.since - before.until < MAX_SWITCH_NS:
                 yield _slice("switch", gpu, before.until - since, period.since - since)
-            name = "run (cut)" if self.estimator.is_cut(period.until - period.began) else "run"
+            is_cut = self.estimator.is_cut(period.until - period.began)
+            name = "run (cut)" if is_cut else "run"
             yield _slice(name, tracks[period.pid], period.since - since, period.until - since)
             before = period
 
