@@ -18,9 +18,10 @@ from podgpu.top.table import (
     draw_sparkline,
     fit_holder,
     format_duration,
+    format_gib,
     render_totals,
 )
-from tests.top.scene import NOW, busy_gpu, gpu, holder, lines_of, node, view
+from tests.top.scene import GIB, LOST, NOW, busy_gpu, gpu, holder, lines_of, node, view
 from tests.top.test_lines import ALL
 
 PODS = (
@@ -118,6 +119,7 @@ def test_a_holder_loses_container_then_namespace_then_the_middle_of_the_pod() ->
         (bytes([NO_DATA, 0, 1]), 3, " ▁▂"),
         (bytes([0, 0, 200, 200]), 2, "▁█"),
         (bytes([200, NO_DATA]), 1, "█"),
+        (bytes([0, 200]), 1, "▅"),
         (b"", 4, "    "),
         (bytes([0, 100]), 0, ""),
     ],
@@ -168,3 +170,57 @@ def test_totals() -> None:
     free = Totals(gpus=1, allocated=0.0, used=0.0, idle=0.0, unknown=0.0, free=1.0, broken=0)
     line = as_text(render_totals(free, "", 200))
     assert line == "0/1 allocated  0 used  0 idle  1 free  0 broken  – W"
+
+
+def test_totals_stand_out_if_something_is_wrong() -> None:
+    waste = WasteRate(Waste(1.0), Waste(0.8))
+    wrong = replace(TOTALS, waste=waste, kubernetes_unhealthy=1)
+    styles = {text.strip(): style for text, style in render_totals(wrong, "EUR", 200) if style}
+    assert styles == {
+        "1 idle": "warn",
+        "1 broken": "bad",
+        "1 unhealthy in Kubernetes": "warn",
+        "1.60 EUR/h, 0.80 wasted": "warn",
+    }
+    healthy = replace(TOTALS, idle=0.0, broken=0)
+    assert not any(style for _, style in render_totals(healthy, "EUR", 200))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (None, "–"),
+        (0, "0.0"),
+        (0.04 * GIB, "<0.1"),
+        (0.05 * GIB, "0.1"),
+        (998.5 * GIB, "998.5"),
+        (999 * GIB, "999"),
+    ],
+)
+def test_memory(size: float | None, text: str) -> None:
+    assert format_gib(size) == text
+
+
+def test_several_nodes_have_a_column() -> None:
+    assert "NODE" not in texts(table(None))[0]
+    header, *rows = texts(table(None, nodes=2))
+    assert header.startswith("NODE")
+    assert [row.split()[0] for row in rows] == ["gpu-node-0"] * 3 + ["gpu-node-1"] * 3
+
+
+def test_only_devices_have_a_sparkline() -> None:
+    first, second = (holder(who) for who in PODS[:2])
+    lines = make_lines(view(node(gpu(0, first, second))), NOW)
+    points = {line.row[1:3]: bytes([200, 100, 0]) for line in lines}
+    rows = texts(Table(lines, "gpu", 200, Sparklines(points, 3600.0)))[1:]
+    assert ["█" in row for row in rows] == [True, False, False]
+
+
+def test_a_broken_device_stands_out_but_not_its_holders() -> None:
+    lost = replace(LOST, since=None)
+    first, second = (holder(who) for who in PODS[:2])
+    broken = gpu(0, first, second, conditions=[lost])
+    rows = Table(make_lines(view(node(broken)), NOW), "gpu").render()
+    styles = [{style for _, style in row} for row in rows]
+    assert [as_text(row).strip() for row in rows][1] == "! lost: GPU 1 has fallen off the bus"
+    assert ["bad" in own for own in styles] == [True, True, False, False]
