@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from podgpu.errors import Note
 from podgpu.fleet.prices import Prices, parse_prices
@@ -23,7 +24,7 @@ from podgpu.kube.config import ApiConfig
 from podgpu.model import Condition, WaitPart, WorkloadOwner
 from podgpu.past.record import cluster_recorder
 from podgpu.past.sqlite_past import SqlitePast
-from podgpu.web.access import KubernetesAccess, UserHeaders
+from podgpu.web.access import KubernetesAccess, User, UserHeaders
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, node
 from tests.fleet.test_loop import Script, Time, tell
@@ -227,6 +228,7 @@ def test_who_may_not_log_in() -> None:
             {"Authorization": "Bearer wrong"},
             {"Authorization": "Bearer "},
             {"Authorization": "Basic YTpi"},
+            {"Authorization": "Basic  token-of-ann"},
             {"X_Forwarded_User": "admin"},
         ):
             for path in ("/", "/api/v1/view", "/metrics", "/page/app.js", "/api/v1/nothing"):
@@ -284,6 +286,49 @@ def test_an_unknown_token_is_remembered_too() -> None:
         time.now += 60
         assert client.ask("/", Authorization="bearer wrong").status == 401
         assert len(server.requests) == 2
+
+
+class CountingReviews:
+    """Answers each review, and counts them."""
+
+    def __init__(self) -> None:
+        self.created = 0
+        self.is_closed = False
+
+    async def create(self, path: str, document: Any) -> bytes:
+        self.created += 1
+        return b'{"status": {"allowed": true}}'
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def test_the_oldest_of_20000_answers_is_forgotten() -> None:
+    async def ask_often() -> int:
+        reviews = CountingReviews()
+        access = KubernetesAccess(reviews, NO_HEADERS)
+        for number in range(20_001):
+            assert await access.may_list_pods(User("ann"), str(number))
+        assert reviews.created == 20_001
+        await access.may_list_pods(User("ann"), "1")
+        assert reviews.created == 20_001, "the second oldest is still known"
+        await access.may_list_pods(User("ann"), "0")
+        return reviews.created
+
+    assert asyncio.run(ask_often()) == 20_002
+
+
+def test_the_connection_to_the_api_server_is_closed_with_the_application() -> None:
+    async def run() -> bool:
+        reviews = CountingReviews()
+        cluster = Cluster(Script, ViewSettings(), prices, clock=Time().clock)
+        app = cluster_application(cluster, access=KubernetesAccess(reviews, NO_HEADERS))
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await runner.cleanup()
+        return reviews.is_closed
+
+    assert asyncio.run(run())
 
 
 def test_the_api_server_decides_about_the_whole_user() -> None:

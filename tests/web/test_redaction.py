@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from podgpu.fleet.repair import Repair
 from podgpu.fleet.view import GpuResponse, SourceView, XidView, make_view
 from podgpu.model import Condition, Workload, XidCulprit
 from podgpu.past.events import Event, EventsAnswer
@@ -62,6 +63,14 @@ def test_only_culprits_of_visible_namespaces_are_named() -> None:
     assert [each.pod for each in shown.culprits[0].affected] == ["mine"]
     assert [(each.source, each.message) for each in hidden.sources] == [("kubelet", "")]
     assert hide_in_gpu(GpuResponse(node="n1", gpu=device, sources=[]), VISIBLE).xids is None
+
+
+def test_a_repair_names_only_visible_pods() -> None:
+    [device] = make_view(state_of(node("n1", gpu(0)))).nodes[0].gpus
+    device.repair = Repair(action="reset", commands=(), evicts=("ml/mine", "web/secret", "m/l"))
+    hidden = hide_in_gpu(GpuResponse(node="n1", gpu=device, sources=[]), VISIBLE)
+    assert hidden.gpu.repair is not None
+    assert (hidden.gpu.repair.action, hidden.gpu.repair.evicts) == ("reset", ("ml/mine",))
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,9 @@ rate_limit: {{interval: 1m30s, burst: 20}}
     assert set(whole.users) == {"alice", "0123", "on"}
     assert whole.rate_limit is not None
     assert (whole.rate_limit.seconds, whole.rate_limit.burst) == (90.0, 20)
+    empty = parse_web_config(b"rate_limit: {}", "web.yaml")
+    assert empty.rate_limit is not None
+    assert empty.rate_limit.seconds == 0.0
 
 
 def test_certificates_are_files_beside_the_config_or_text(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -129,11 +128,11 @@ class Reviews(Protocol):
 
 
 class _Memory(Generic[Key, Value]):
-    """Remembers answers of the API server for a minute. Forgets the oldest ones first."""
+    """Remembers answers of the API server for a minute. Forgets the first of too many."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._answers: OrderedDict[Key, tuple[float, Value]] = OrderedDict()
+        self._answers: dict[Key, tuple[float, Value]] = {}
 
     def find(self, key: Key) -> tuple[Value] | None:
         """Returns the answer in a tuple, because None may be an answer."""
@@ -146,10 +145,9 @@ class _Memory(Generic[Key, Value]):
         return (value,)
 
     def add(self, key: Key, value: Value) -> None:
-        self._answers.pop(key, None)
         self._answers[key] = self._clock(), value
         if len(self._answers) > _MAX_REMEMBERED:
-            self._answers.popitem(last=False)
+            del self._answers[next(iter(self._answers))]
 
 
 class KubernetesAccess:
