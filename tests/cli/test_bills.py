@@ -59,8 +59,8 @@ def print_answer(
 
 
 def test_waste(capsys: pytest.CaptureFixture[str]) -> None:
-    document = {"by": "pod", "currency": "EUR", "rows": [TRAIN, IDLE], "totals": TOTALS}
-    document |= {"simulated": True, "prices": "example", "notes": ["a\nb"]}
+    bill = {"by": "pod", "currency": "EUR", "rows": [TRAIN, IDLE], "totals": TOTALS}
+    document = bill | {"simulated": True, "prices": "example", "notes": ["a\nb"]}
     lines = print_answer(capsys, document, "waste")
     assert lines[:6] == [
         f"Waste, {TITLE} (SIMULATED GPUs)",
