@@ -384,6 +384,7 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
     from podgpu.node.gpu.dcgm.dcgm_telemetry import DcgmSettings, DcgmTelemetry
 
     engine = options.get("host_engine")
+    # `podgpu top` has --interval instead of --collect-interval.
     interval = options.get("collect_interval", options.get("interval", 30.0))
     log_level = ""
     if options.get("enable_dcgm_log"):

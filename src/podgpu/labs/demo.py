@@ -49,7 +49,7 @@ CYCLE_SECONDS = 150.0
 _XID = 48  # a double-bit memory error, after which the GPU must be reset
 _LOST_GPU = 3
 JOB = "llm-train"
-_FIRSTJOB = 2  # number in the name of the job that runs on the third node at the start
+_FIRST_JOB = 2  # number in the name of the job that runs on the third node at the start
 _OWNERS = {
     JOB: "Job",
     "finetune": "Job",
@@ -93,8 +93,9 @@ def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
     """
     first, second, third, *_ = nodes
     ill = min(6, len(first.driver.gpus) - 1)
-    job = [tenant for tenant in third.tenants if tenant.pod == f"{JOB}-{_FIRSTJOB}"]
-    numbers = itertools.count(_FIRSTJOB + 1)
+    # Of the training job; replaced when the next one begins.
+    job = [tenant for tenant in third.tenants if tenant.pod == f"{JOB}-{_FIRST_JOB}"]
+    numbers = itertools.count(_FIRST_JOB + 1)
 
     def end_job() -> None:
         third.remove_pod(job[0].namespace, job[0].pod)

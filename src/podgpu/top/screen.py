@@ -192,6 +192,7 @@ class Screen:
         last = len(rows) - 1
         self._cursor = _clamp(self._cursor, last)
 
+        # A reading may have moved the row. Usually it is where it was, so a search is not needed.
         is_there = bool(rows) and rows[self._cursor] == self._selected
         if not is_there and self._selected in rows:
             self._cursor = rows.index(self._selected)

@@ -366,8 +366,9 @@ class SimulatedNvml:
         if not gpu.model.gpm:
             calls.raise_error()
 
-        meter = gpu.meter if gi_id is None else gpu.instance_meters[gi_id]
+        # Raises an error if the sample was not allocated.
         self._find(self._gpm_samples, pointer)
+        meter = gpu.meter if gi_id is None else gpu.instance_meters[gi_id]
         sample = calls.GpmSample(gpu.number, gi_id, gpu.at, gpu.nvlinks, meter)
         self._gpm_samples[calls.address_in(pointer)] = sample
         return pointer

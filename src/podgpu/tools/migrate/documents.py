@@ -372,15 +372,17 @@ def _rewrite_value(scalar: _Scalar, recorded: frozenset[str]) -> RewriteResult |
 
 def _rewrite_template(value: str) -> RewriteResult:
     unconverted = []
+    for block in _BLOCKS.findall(value):
+        names = find_old_names(block)
+        if names and "query" in block:
+            unconverted.append(f"{', '.join(names)}: queried in a template; check it manually")
 
-    def rewrite_block(block: re.Match[str]) -> str:
-        if "query" in block[0]:
-            names = find_old_names(block[0])
-            if names:
-                unconverted.append(f"{', '.join(names)}: queried in a template; check it manually")
-        return _LABELS.sub(lambda match: match[1] + _rename_label(match[2]), block[0])
+    text = _BLOCKS.sub(_rename_in_block, value)
+    return RewriteResult(text, tuple(unconverted))
 
-    return RewriteResult(_BLOCKS.sub(rewrite_block, value), tuple(unconverted))
+
+def _rename_in_block(block: re.Match[str]) -> str:
+    return _LABELS.sub(lambda match: match[1] + _rename_label(match[2]), block[0])
 
 
 def _make_change(
