@@ -283,6 +283,71 @@ def test_pods_that_end_free_their_gpus_soon() -> None:
     assert found.reasons[1].free == 2.0
 
 
+def test_only_pods_with_gpus_can_free_them() -> None:
+    busy = [node("a", gpus=1), pod("old", on="a")]
+    assert keys(explain_one(*busy, pod(priority=1000))) == ["in_use"]
+    without = pod("cpu", gpus=0, on="a")
+    without["metadata"]["deletionTimestamp"] = CREATED
+    assert keys(explain_one(*busy, without, pod())) == ["in_use"]
+    below = pod("below", gpus=0, on="a")
+    never = pod(priority=0, preemptionPolicy="Never")
+    assert keys(explain_one(*busy, below, never)) == ["in_use"]
+
+
+def test_reasons_of_more_nodes_come_first() -> None:
+    taint = [{"key": "team", "value": "x", "effect": "NoSchedule"}]
+    found = explain_one(
+        node("a", unschedulable=True),
+        node("b", taints=taint),
+        node("c", taints=taint),
+        node("d", gpus=1),
+        pod("old", on="d"),
+        pod(),
+    )
+    assert keys(found) == ["in_use", "taint", "cordoned"]
+
+
+def test_resources_that_no_node_offers_and_that_no_node_offers_together() -> None:
+    body = pod()
+    for kind in ("requests", "limits"):
+        body["spec"]["containers"][0]["resources"][kind]["amd.com/gpu"] = "1"
+    found = explain_one(node("a"), body)
+    assert [(each.key, each.resource) for each in found.reasons] == [("not_offered", "amd.com/gpu")]
+
+    other = node("b", gpus=0, resources={"amd.com/gpu": "8"})
+    found = explain_one(node("a"), other, body)
+    assert {each.resource for each in found.reasons} == {"amd.com/gpu", GPU}
+
+
+def test_a_node_without_a_slot_for_a_pod() -> None:
+    found = explain_one(node("a", pods="1"), pod("old", gpus=0, on="a"), pod())
+    (reason,) = found.reasons
+    assert (reason.key, reason.resource) == ("other_in_use", "pods")
+    assert (reason.needed, reason.total, reason.free) == (1.0, 1.0, 0.0)
+
+
+def test_gpus_that_are_spread_over_nodes() -> None:
+    objects = [node("a", gpus=2), node("b", gpus=2), pod("c", on="a"), pod("d", on="b")]
+    assert keys(explain_one(*objects, pod(gpus=2))) == ["fragmented"]
+    one_node = [node("a", gpus=2), pod("c", on="a")]
+    assert keys(explain_one(*one_node, pod(gpus=2))) == ["in_use"]
+    # Parts of GPUs that are free together are no whole GPU.
+    parts = [node("a", gpus=1), fraction("half", "0.6", on="a", group="g")]
+    parts += [node("b", gpus=1), fraction("other", "0.6", on="b", group="h")]
+    for name in ("a", "b"):
+        parts.append(pod(f"reservation-{name}", on=name, namespace="kai-resource-reservation"))
+    assert keys(explain_one(*parts, fraction(WAITING, "0.5"))) == ["in_use"]
+
+
+def test_a_pod_that_no_scheduler_has_seen() -> None:
+    """What nodes have does not matter then."""
+    for body in (pod(schedulerName="gone"), pod(schedulerName="gone", priority=5)):
+        assert keys(explain_one(node("a"), body)) == ["unseen"]
+    taint = [{"key": "team", "value": "x", "effect": "NoSchedule"}]
+    found = explain_one(node("a", taints=taint), pod(schedulerName="gone"))
+    assert keys(found) == ["unseen", "taint"]
+
+
 def test_gpus_are_kept_for_pods_that_preempt() -> None:
     first = pod("first", gpus=2, priority=1000)
     found = explain_one(node("a", gpus=2), nominate(first, "a"), pod(priority=0))
@@ -632,6 +697,13 @@ def test_a_claim_of_another_kind_of_device_is_no_gpu() -> None:
     cluster = snapshot([node("a", gpus=0), rdma, nic, pod(gpus=0, claims=uses("nic"))])
     assert explain_queue(cluster, {}, NOW).waiting == []
 
+    with_gpu = explain_one(node("a"), rdma, nic, pod(gpus=2, claims=uses("nic")))
+    assert with_gpu.gpus == 2.0
+    assert [(need.resource, need.gpus) for need in with_gpu.needs][:2] == [
+        (GPU, 2.0),
+        ("rdma.example.com", 0.0),
+    ]
+
 
 # Fractions (KAI Scheduler)
 
@@ -658,6 +730,10 @@ def test_a_fraction_of_a_gpu() -> None:
     assert (found.reasons[0].needed, found.reasons[0].free) == (0.6, 0.5)
     assert found.gpus == 0.6
     assert keys(explain_one(*objects, fraction(WAITING, "1.5"))) == ["too_large"]
+    two = fraction(WAITING, "0.5")
+    two["metadata"]["annotations"]["gpu-fraction-num-devices"] = "2"
+    found = explain_one(*objects, two)
+    assert (found.gpus, found.reasons[0].needed) == (1.0, 1.0)
     fits = explain_one(*objects, fraction(WAITING, "0.5"))
     # Its scheduler has rules of its own, such as queues.
     assert keys(fits) == ["unchecked"]

@@ -166,6 +166,30 @@ def test_a_workload_with_quota_or_without_gpus_does_not_wait() -> None:
     assert explain(workload(gpus=0), *queue) == []
 
 
+def test_a_workload_with_several_kinds_of_pods() -> None:
+    several = workload()
+    launcher = {"name": "launcher", "template": {"spec": pod(gpus=0)["spec"]}}
+    large = {"name": "large", "count": 1, "template": {"spec": pod(gpus=4)["spec"]}}
+    several["spec"]["podSets"] = [launcher, *several["spec"]["podSets"], large]
+    (found,) = explain(several, LOCAL_QUEUE, cluster_queue(quota=11, used=0))
+    assert (found.pod.count, found.gpus) == (6, 12.0)
+    assert found.needs[0].gpus == 2.0, "of the first kind that requests GPUs"
+    assert [reason.key for reason in found.reasons] == ["quota"]
+
+
+def test_a_cluster_queue_that_nobody_uses_yet() -> None:
+    fresh = cluster_queue(quota=8, used=0)
+    fresh["status"] = {}
+    fresh["spec"]["resourceGroups"][0]["flavors"].append(
+        {"name": "h200", "resources": [{"name": GPU}]}
+    )
+    unexplained = workload()
+    del unexplained["status"]["conditions"][0]["message"]
+    (found,) = explain(unexplained, LOCAL_QUEUE, fresh)
+    assert [reason.key for reason in found.reasons] == ["queued"]
+    assert found.pod.message == ""
+
+
 def test_a_gated_pod_has_the_reason_of_its_workload_and_counts_once() -> None:
     waiting = pod(schedulingGates=KUEUE_GATE)
     waiting["metadata"] |= owned_by("Job", "train")
@@ -203,6 +227,10 @@ def test_a_resource_quota_rejects_pods_of_a_deployment() -> None:
     for scope in ({"scopes": ["BestEffort"]}, {"scopeSelector": by_priority}):
         scoped = resource_quota(hard=4, used=4, **scope)
         assert explain(replica_set(wanted=3, pods=1), scoped) == []
+    of_one = replica_set(wanted=1, pods=0)
+    del of_one["spec"]["replicas"], of_one["status"]["replicas"]
+    (found,) = explain(of_one, resource_quota(hard=4, used=4))
+    assert found.pod.count == 1
     elsewhere = resource_quota(hard=4, used=4)
     elsewhere["metadata"]["namespace"] = "web"
     assert explain(replica_set(wanted=3, pods=1), elsewhere) == []
@@ -214,7 +242,10 @@ def test_a_resource_quota_rejects_pods_of_a_job() -> None:
     assert (found.pod.count, found.gpus) == (2, 4.0)
     (found,) = explain(job(active=0, succeeded=4), full)
     assert found.pod.count == 1
+    (found,) = explain(job(active=1, terminating=1), full)
+    assert found.pod.count == 1, "a pod that ends is replaced later"
     assert explain(job(active=3), full) == []
+    assert explain(job(active=0, completionTime="2026-11-19T12:00:00Z"), full) == []
     for status, count in (("True", 0), ("False", 1)):
         conditions = [{"type": "Failed", "status": status}]
         assert len(explain(job(active=0, conditions=conditions), full)) == count
@@ -238,6 +269,8 @@ def test_the_limit_of_a_kai_queue() -> None:
     (found,) = explain(waiting, kai_queue(limit=2, allocated="1.75"))
     (reason,) = found.reasons
     assert (reason.key, reason.needed, reason.free) == ("quota", 0.5, 0.25)
+    (found,) = explain(waiting, kai_queue(limit=0, allocated="0"))
+    assert [reason.key for reason in found.reasons] == ["quota"]
     for queue in (kai_queue(limit=2, allocated="1.5"), kai_queue(limit=-1, allocated="9")):
         (found,) = explain(waiting, queue)
         assert [reason.key for reason in found.reasons] == ["unchecked"]

@@ -133,6 +133,43 @@ def test_mig_devices_of_a_lost_gpu(exporter: Exporter) -> None:
     assert exporter.see(b=HEALTHY) == {}
 
 
+def test_mig_devices_that_appear_later_are_known_when_the_gpu_is_lost(exporter: Exporter) -> None:
+    lost = GpuRecord("GPU 1", {"lost": "the driver no longer lists it"})
+    assert exporter.see(b=lost) == {}
+    assert exporter.see(b=HEALTHY) == {}
+    assert exporter.see(b=lost) == {"podgpu-node-7.gpu-1-mig-1": "lost"}
+
+
+def test_without_a_broken_gpu_nothing_is_read_again(
+    exporter: Exporter, server: SimulatedApiServer
+) -> None:
+    exporter.see(a=HEALTHY)
+    reads = len(server.requests)
+    exporter.see(a=HEALTHY, after=3600.0)
+    assert len(server.requests) == reads
+
+
+def test_a_gpu_without_a_uuid_taints_no_device(
+    exporter: Exporter, server: SimulatedApiServer
+) -> None:
+    spec = {
+        "driver": "gpu.nvidia.com",
+        "nodeName": "node-7",
+        "pool": {"name": "node-7", "generation": 1},
+        "devices": [{"name": "gpu-9", "attributes": {}}],
+    }
+    server.put("resourceslices", {"metadata": {"name": "slice"}, "spec": spec})
+    unnamed: dict[str, Any] = {"": XID}
+    assert exporter.see(**unnamed) == {}
+
+
+def test_only_xids_are_part_of_the_value(exporter: Exporter) -> None:
+    links = GpuRecord("GPU 0", {"nvlink": "3 of its 4 links are up"}, {"nvlink": "3/4"})
+    assert exporter.see(a=links) == {RULE: "nvlink"}
+    without_number = GpuRecord("GPU 0", {"xid": "an XID"}, {"xid": ""})
+    assert exporter.see(a=without_number) == {RULE: "xid"}
+
+
 def test_effect(server: SimulatedApiServer, clock: FakeClock, exporter: Exporter) -> None:
     exporter.see(a=XID)
     other = Exporter(server, clock, "NoSchedule")
@@ -211,6 +248,9 @@ def test_a_refused_rule_is_written_later(
 
 def test_names_are_unambiguous_and_valid() -> None:
     assert DraDeviceRef("a-b", "c").rule_name != DraDeviceRef("a", "b-c").rule_name
+    longest = DraDeviceRef("n" * 240, "gpu-0").rule_name
+    assert longest == f"podgpu-{'n' * 240}.gpu-0"
+    assert len(longest) == 253
     long = DraDeviceRef("n" * 250, "gpu-0").rule_name
     assert len(long) <= 253
     assert long != DraDeviceRef("m" * 250, "gpu-0").rule_name

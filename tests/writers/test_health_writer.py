@@ -138,11 +138,17 @@ def test_without_an_api_server_the_page_says_so(
 
 
 def test_without_the_directory_of_the_lock_nothing_is_written(
-    server: SimulatedApiServer, node: SimulatedNode, start: Callable[..., HealthWriter]
+    server: SimulatedApiServer,
+    node: SimulatedNode,
+    start: Callable[..., HealthWriter],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     writer = start(directory=Path("/nonexistent"))
     node.faults.lose(0)
     wait_until(lambda: node.turn(0.1) and writer.warnings(), "a warning")
+    asyncio.run(writer.update([]))
+    asyncio.run(writer.update([]))
+    assert caplog.text.count("cannot open /nonexistent") == 1
     assert texts_of(writer.warnings()) == [
         "--write: nothing is written, because podgpu cannot open /nonexistent: "
         "No such file or directory",
@@ -205,7 +211,7 @@ def test_only_fresh_documents_with_pods_are_compared(tmp_path: Path) -> None:
     without_pods = replace(broken, holders_at=None)
 
     now = 1000.0
-    document = without_pods, True
+    document: tuple[NodeState, bool] | None = None
     recorder = Recorder()
     clock = Clock(monotonic=lambda: now, wall=lambda: now)
     writer = HealthWriter(
@@ -223,7 +229,9 @@ def test_only_fresh_documents_with_pods_are_compared(tmp_path: Path) -> None:
         asyncio.run(writer.update([recorder]))
         return recorder.updates
 
-    assert update(59.9) == []
+    assert update(1.0) == [], "there is no document"
+    document = without_pods, True
+    assert update(58.9) == []
     [unknown] = update(0.1)
     assert unknown.is_stale
     assert (unknown.records, unknown.changes) == ({}, [])
@@ -261,3 +269,4 @@ def test_a_bug_in_a_writer_does_not_end_the_thread(
     wait_until(lambda: len(recorder.updates) >= 4, "updates after the bug")
     writer.stop()
     assert caplog.text.count("unexpected error while writing health") == 2
+    assert NodeLock(str(tmp_path)).acquire(), "the thread has ended and released the lock"

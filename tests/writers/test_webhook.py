@@ -18,12 +18,12 @@ from podgpu.errors import UsageError
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.state import ClusterState
-from podgpu.model import Condition, DeviceState, Holder, HolderUsage
+from podgpu.model import Condition, DeviceState, Holder, HolderUsage, WorkloadOwner
 from podgpu.past.history_file import HistoryError
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.writers.webhook import MemoryStore, NoticeStore, Webhook, WebhookSettings, parse_events
 from podgpu.writers.webhook_notices import NoticeEvent
-from tests.fleet.states import WALL, World, gpu, holder, node
+from tests.fleet.states import WALL, World, gpu, holder, mig, node
 from tests.nodes.clock import wait_until
 from tests.process import CLUSTER, EXPORTER, has_values, podgpu
 from tests.writers.webhook_receiver import SECRET, Receiver, Reply
@@ -188,6 +188,55 @@ def test_the_worst_problem_is_described_also_on_a_removed_node(
     items = [message["items"][0] for message in receiver.accepted]
     assert [item["condition"] for item in items] == ["lost", "fault_of_a_newer_version"]
     assert items[1]["says"] == "fault_of_a_newer_version"
+
+
+def test_the_text_names_pods_on_mig_instances_and_what_to_do(
+    scene: Scene, receiver: Receiver
+) -> None:
+    parts = (mig(1, holder("a", "ml")), mig(2, holder("b", "ml")))
+    scene.round(gpu(0, conditions=(XID,), instances=parts))
+    [message] = receiver.accepted
+    assert message["items"][0]["pods"] == ["ml/a", "ml/b"]
+    assert f": {message['items'][0]['do']}. Pods: ml/a, ml/b" in message["text"]
+
+    unknown = Condition("fault_of_a_newer_version", WALL)
+    scene.round(gpu(1, conditions=(unknown,)), gpu(0, conditions=(XID,), instances=parts))
+    text = receiver.accepted[1]["text"]
+    assert text.endswith("GPU 1 of n1 (GPU-1): fault_of_a_newer_version"), "no pods, no advice"
+
+
+def test_a_pod_that_uses_one_of_its_gpus_is_not_idle(scene: Scene, receiver: Receiver) -> None:
+    def own(**usage: Any) -> Holder:
+        return holder("nb-0", "research", **usage)
+
+    idle = gpu(0, own(utilization_ratio=0.0, idle_since=WALL), busy=0.0)
+    used = gpu(1, own(utilization_ratio=0.5), busy=0.5)
+    scene.round(idle, used, seconds=5 * HOUR)
+    scene.round(idle, used)
+    assert receiver.bodies == []
+
+
+def test_the_text_of_an_idle_pod_names_its_owner_and_its_part_of_a_gpu(
+    scene: Scene, receiver: Receiver
+) -> None:
+    own = holder("nb-0", "research", share=0.5, utilization_ratio=0.0, idle_since=WALL)
+    owners = {("research", "nb-0"): WorkloadOwner("StatefulSet", "nb")}
+    scene.round(gpu(0, own, busy=0.0), seconds=5 * HOUR, owners=owners)
+    [message] = receiver.accepted
+    line = message["text"].splitlines()[1]
+    assert line.startswith("• research/nb-0 (StatefulSet/nb) has not used 0.5 GPUs on n1 since")
+    assert line.endswith("Z"), "no price is known"
+
+
+def test_without_a_history_file_a_problem_without_a_time_counts_from_its_first_round(
+    scene: Scene, receiver: Receiver
+) -> None:
+    timeless = gpu(3, conditions=(Condition("xid", None, "79"),))
+    scene.start(MemoryStore())
+    scene.round(timeless)
+    assert receiver.bodies == [], "it may have been reported before the start"
+    scene.round(gpu(4, conditions=(Condition("xid", None, "48"),)), timeless)
+    assert [keys for _, keys in receiver.events] == [["gpu  GPU-4"]]
 
 
 def test_a_warning_and_a_problem_of_a_workload_are_not_reported(
@@ -447,7 +496,8 @@ def test_a_budget_is_reported_once_a_month(scene: Scene, receiver: Receiver) -> 
     [message] = receiver.accepted
     assert message["event"] == "over_budget"
     assert "research: 120.00 EUR exceed the budget of 100.00 EUR" in message["text"]
-    assert message["items"][0]["month"] == "2023-11"
+    [item] = message["items"]
+    assert item["month"] == "2023-11"
     scene.round(gpu(0), seconds=31 * 86_400, budgets=(use, within))
     assert len(receiver.accepted) == 2
 

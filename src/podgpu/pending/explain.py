@@ -211,19 +211,15 @@ class Explainer:
         return _make_quota_reason(shortage)
 
     def _find_kai_limit(self, pod: PendingPod) -> Reason | None:
-        if not pod.kai_queue:
-            return None
-
         queue = self.cluster.quotas.find_kai_queue(pod.kai_queue)
         if queue is None:
             return None
 
         amounts = pod.needs.amounts
         share = pod.needs.share
-        if share is not None and share.fraction:
+        if share is not None:
             gpus = share.fraction * share.devices
             amounts = ((GPU_RESOURCE, round(gpus * MILLI)),)
-
         shortage = find_shortage([queue], amounts)
         if shortage is None:
             return None

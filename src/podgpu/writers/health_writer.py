@@ -68,7 +68,6 @@ class HealthWriter:
         self._clock = clock or Clock()
         self._interval = interval
         self._records: Records = {}
-        self._last: NodeState | None = None
         self._has_compared = False  # since this exporter writes
         self._began = self._clock.monotonic()
         self._warning = ""
@@ -109,12 +108,10 @@ class HealthWriter:
 
     def _compare(self, state: NodeState, is_ours: bool) -> list[GpuChange]:
         # Before the first answer of the kubelet, the pods are not known.
-        if state.holders_at is None or state is self._last:
+        if state.holders_at is None:
             return []
-
         is_first = is_ours and not self._has_compared
         self._has_compared = is_ours
-        self._last = state
         now = self._clock.wall()
         self._records, changes = find_changes(
             self._records, state, now, self._idle_after, is_first=is_first
