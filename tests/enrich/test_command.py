@@ -83,6 +83,20 @@ def test_without_a_kubelet_values_are_written_without_pod_labels(
     assert "kubelet: " in ran.err
 
 
+def test_an_allocation_of_another_gpu_is_logged(exposition: Path, out: Path, folder: Path) -> None:
+    """Without the driver, a minor number identifies no GPU of dcgm-exporter's metrics."""
+    podlist = folder / "podlist.json"
+    podlist.write_text(
+        '[{"name": "chat", "namespace": "serving", "container": "engine", "gpu_list": ["0"]}]'
+    )
+    source = ("--allocation", f"podlist:{podlist}", "--once")
+    ran = execute(["enrich", "--in", str(exposition), "--out", str(out), *source])
+    assert ran.code == 0
+    [line] = ran.err.splitlines()
+    assert "podlist: serving/chat/engine holds 0: no GPU of this node has that id" in line
+    assert series(out.read_text()) == series(BARE)
+
+
 def test_a_bad_exposition_leaves_the_file_and_is_the_exit_code(
     exposition: Path, out: Path, socket: str
 ) -> None:

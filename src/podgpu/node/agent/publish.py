@@ -53,7 +53,7 @@ from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.agent.health import DeviceHealth, GpuHealth, HealthReport
 from podgpu.node.agent.usage_collector import UsageResult
 from podgpu.node.holders.annotations import find_reserved
-from podgpu.node.holders.reader import describe, explain
+from podgpu.node.holders.unmapped_log import UnmappedLog
 from podgpu.once import computed_once
 
 _log = logging.getLogger("podgpu")
@@ -492,7 +492,7 @@ class ChangeLog:
         # by source and GPU UUID
         self._faults: FaultLog[tuple[str, str]] = FaultLog(clock, _FAULT_SECONDS)
         self._unsupported: set[UnsupportedField] = set()
-        self._unmapped: frozenset[Unmapped] = frozenset()
+        self._unmapped = UnmappedLog()
 
     def report(
         self,
@@ -503,7 +503,7 @@ class ChangeLog:
         """`unsupported`: result of `list_unsupported`."""
         self._report_sources(sources)
         self._report_unsupported(set(unsupported))
-        self._report_unmapped(frozenset(unmapped))
+        self._unmapped.report(unmapped)
 
     def _report_sources(self, sources: Iterable[SourceStatus]) -> None:
         for source in sources:
@@ -528,15 +528,3 @@ class ChangeLog:
         self._unsupported |= unsupported
         for name, keys in new.items():
             _log.warning("%s is not supported by %s and has no series there", name, few_of(keys))
-
-    def _report_unmapped(self, unmapped: frozenset[Unmapped]) -> None:
-        new = sorted(unmapped - self._unmapped, key=describe)
-        self._unmapped = unmapped
-
-        by_reason = group_by(new, lambda entry: (entry.source, entry.reason))
-        for (source, reason), entries in sorted(by_reason.items()):
-            explanation = explain(entries[0])
-            level = logging.INFO if explanation.harmless else logging.WARNING
-            what = few_of(map(describe, entries))
-            why = f"{explanation.reason} ({reason})"
-            _log.log(level, "%s: %s: %s; %s", source, what, why, explanation.advice)

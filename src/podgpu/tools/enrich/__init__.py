@@ -20,6 +20,7 @@ from podgpu.metrics.render import render_self
 from podgpu.model import Allocation, Assignment, Device, NodeState, SourceStatus
 from podgpu.node.gpu.remote_exporter import find_devices
 from podgpu.node.gpu.source import CompanionDriver
+from podgpu.node.holders.unmapped_log import UnmappedLog
 from podgpu.workers import ErrorCounts
 
 _log = logging.getLogger("podgpu")
@@ -129,6 +130,7 @@ class Enricher:
 
     def __post_init__(self) -> None:
         self._faults: FaultLog[str] = FaultLog(self.clock.monotonic, _LOG_AGAIN_SECONDS)
+        self._unmapped = UnmappedLog()
         self._written_at: float | None = None
         """Monotonic time when the values in the file were read; None if the file has no values."""
         with suppress(SourceError):
@@ -161,6 +163,7 @@ class Enricher:
                 self._log_success(source.name)
             else:
                 self._log_failure(source.name, source.error, source.message)
+        self._unmapped.report(held.unmapped)
 
         assignments = []
         for assignment in held.assignments:
