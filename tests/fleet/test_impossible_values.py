@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import msgspec
@@ -80,10 +79,8 @@ def test_a_document_that_lists_something_twice_is_refused(
     devices: list[dict[str, Any]], words: str
 ) -> None:
     bad = Exporter(document=document_of(*devices))
-    started = time.monotonic()
     cluster = scrape(bad, Exporter(document=node_document(0)))
     view = view_of(cluster)
-    assert time.monotonic() - started < 5
     assert [node.name for node in view.nodes] == ["node-0"]
     (note,) = view.notes
     assert bad.url.removesuffix("/metrics") in note

@@ -27,7 +27,7 @@ from podgpu.model import PodName
 
 RETRY_SECONDS = 300.0
 _TIMEOUT = 1.0  # of a request
-_PROBE_TIMEOUT = 5.0  # of all requests that look for an engine in a container
+_PROBE_TIMEOUTS = 5.0  # how many of them the search for an engine in a container may take
 _MAX_BYTES = 2 * 1024 * 1024  # vLLM with one model writes 50 KB
 _MAX_PORTS = 6  # of a container
 _MAX_FAILURES = 3  # in a row, before the engine is looked for again
@@ -116,7 +116,9 @@ class EngineReader:
         self,
         read_endpoints: Callable[[], Mapping[PodName, PodEndpoint]],
         clock: Clock | None = None,
+        timeout: float = _TIMEOUT,
     ) -> None:
+        self._timeout = timeout
         self._read_endpoints = read_endpoints
         self._clock = clock or Clock()
         self._watched: dict[ContainerName, _Watched] = {}
@@ -164,13 +166,13 @@ class EngineReader:
         error = SourceError("no_port", "the pod has no port for metrics")
         silent: set[int] = set()  # ports
         try:
-            async with self._probes, asyncio.timeout(_PROBE_TIMEOUT):
+            async with self._probes, asyncio.timeout(_PROBE_TIMEOUTS * self._timeout):
                 for place in places:
                     if place.port in silent:
                         continue
 
                     try:
-                        client = HttpClient(place.url, timeout=_TIMEOUT, max_bytes=_MAX_BYTES)
+                        client = HttpClient(place.url, timeout=self._timeout, max_bytes=_MAX_BYTES)
                         reading = await _fetch(client, session)
                     except UsageError:
                         continue  # the address or the annotation is invalid
