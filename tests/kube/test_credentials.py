@@ -88,7 +88,8 @@ def test_a_plugin_gets_its_variables_and_no_terminal(tmp_path: Path) -> None:
         f"import os, sys\nopen({str(written)!r}, 'w').write(os.environ['KUBERNETES_EXEC_INFO'])\n"
     )
     code += printing("{'token': os.environ['PROFILE'] + repr(len(os.read(0, 9)))}")
-    made = run(plugin(tmp_path, code, env=(ExecVariable("PROFILE", "ops"),)))
+    variables = (ExecVariable("PROFILE", "ops"), ExecVariable("EMPTY"))
+    made = run(plugin(tmp_path, code, env=variables))
     assert made.token == "ops0"
     assert json.loads(written.read_text()) == {
         "apiVersion": V1,
@@ -141,8 +142,9 @@ def test_a_token_of_the_kubeconfig_counts_more_than_a_plugin(tmp_path: Path) -> 
 def test_a_plugin_that_is_not_installed() -> None:
     for hint, text in (("get it\n from x", "get it from x"), ("", "install it, or put its full")):
         made = ExecPlugin("/nothing", V1, install_hint=hint)
-        with pytest.raises(SourceError, match=text):
+        with pytest.raises(SourceError, match=text) as caught:
             run(made)
+        assert "cannot be run (No such file or directory)" in str(caught.value)
 
 
 @pytest.mark.parametrize(

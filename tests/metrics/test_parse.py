@@ -136,6 +136,31 @@ def test_histograms_and_summaries_keep_their_parts() -> None:
     }
 
 
+def test_a_type_counts_for_the_samples_after_it() -> None:
+    found = parse_text("s_count 1\n# TYPE s summary\ns_count 2\n")
+    values = {family.name: [sample.value for sample in family.samples] for family in found}
+    assert values == {"s_count": [1.0], "s": [2.0]}
+
+
+def test_heads_are_written_if_they_say_something() -> None:
+    sample = ParsedSample("y", {}, 1.0)
+    families = [
+        ParsedFamily("bare", samples=[sample]),
+        ParsedFamily("helped", help="a", samples=[sample]),
+        ParsedFamily("typed", "gauge", samples=[sample]),
+        ParsedFamily("empty"),
+    ]
+    assert encode_parsed(families).decode().splitlines() == [
+        "y 1",
+        "# HELP helped a",
+        "# TYPE helped untyped",
+        "y 1",
+        "# TYPE typed gauge",
+        "y 1",
+        "# TYPE empty untyped",
+    ]
+
+
 COMMENTS = [
     "",
     " \t ",

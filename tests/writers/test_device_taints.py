@@ -246,6 +246,15 @@ def test_a_refused_rule_is_written_later(
     assert exporter.queue.problems == {}
 
 
+def test_a_rule_that_somebody_has_deleted_meanwhile(
+    exporter: Exporter, server: SimulatedApiServer
+) -> None:
+    exporter.see(a=XID)
+    server.write_failures = [404]
+    exporter.see(a=HEALTHY)
+    assert exporter.queue.problems == {}
+
+
 def test_names_are_unambiguous_and_valid() -> None:
     assert DraDeviceRef("a-b", "c").rule_name != DraDeviceRef("a", "b-c").rule_name
     longest = DraDeviceRef("n" * 240, "gpu-0").rule_name

@@ -66,8 +66,12 @@ def prefers_protobuf(accept: str) -> bool:
     wanted = 0.0
     text = 0.0
     for item in accept.split(","):
-        media_type, *parameters = [part.strip() for part in item.split(";")]
-        values = dict(parameter.partition("=")[::2] for parameter in parameters)
+        media_type, *parameters = map(str.strip, item.split(";"))
+        values = {}
+        for parameter in parameters:
+            name, _, value = parameter.partition("=")
+            values[name] = value
+
         quality = _parse_quality(values.get("q", "1"))
         if media_type == "text/plain":
             text = max(text, quality)

@@ -176,6 +176,7 @@ class MetricsApi:
             response = _respond_status(error.status, str(error))
         except web.HTTPException as error:
             response = _respond_status(error.status, f"{error.reason}: see /apis")
+
         if "path" in request.match_info:
             self.calls[API_GROUP, str(response.status)] += 1
         return response

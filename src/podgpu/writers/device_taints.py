@@ -238,11 +238,9 @@ async def list_rules(client: ApiClient, selector: str) -> tuple[str, Iterable[Ku
     )
 
 
-async def delete_if_present(
-    client: ApiClient, path: str, params: Mapping[str, str] | None = None
-) -> None:
+async def delete_if_present(client: ApiClient, path: str) -> None:
     try:
-        await client.delete(path, params)
+        await client.delete(path)
     except SourceError as error:
         if error.reason != "not_found":
             raise
