@@ -251,7 +251,7 @@ def costs(query: Mapping[str, str]) -> dict[str, Any]:
         return sums | {"steps": {"cost": cost, "gpu_hours": values, "mean_use": [0.5] * days}}
 
     rows = [
-        {name: "nlp"} | steps(6),
+        {name: "nlp", "forecast": 7000.0, "next_month": 7750.0} | steps(6),
         {name: "vision"} | steps(2),
         {"unallocated": True} | steps(4),
     ]
@@ -267,6 +267,7 @@ def costs(query: Mapping[str, str]) -> dict[str, Any]:
     previous = {"from": start - days * 86_400, "to": start, "totals": steps(10, 14)}
     month = {"from": start, "to": start + 30 * 86_400}
     so_far = {"cost": 21_000.0, "cost_so_far": 11_000.0, "cost_per_day": 500.0, "days": 7}
+    so_far["next_month"] = 15_500.0
     return {
         "from": start,
         "to": time.time(),
@@ -457,8 +458,9 @@ def _changed(picture: View, change: Callable[[DeviceView], Any]) -> View:
     return replace(picture, nodes=nodes)
 
 
-def _condition(name: str, since: float, says: str, do: str) -> ConditionView:
-    return ConditionView(condition=name, since=since, says=says, do=do, checks=find_checks(name))
+def _condition(name: str, since: float, says: str, do: str, detail: str = "") -> ConditionView:
+    checks = find_checks(name, detail)
+    return ConditionView(condition=name, since=since, says=says, do=do, checks=checks)
 
 
 LOST_DO = (
@@ -478,7 +480,7 @@ def troubled(turn: int = 0) -> View:
         "lost", now - 4000, "GPU 3 has fallen off the bus", "Drain the node and power-cycle it."
     )
     xid = _condition(
-        "xid", now - 900, "XID 48: double-bit ECC error", "Drain the node and reset the GPU."
+        "xid", now - 900, "XID 48: double-bit ECC error", "Drain the node and reset the GPU.", "48"
     )
     hot = _condition(
         "thermal", now - 1500, "slowed down by heat for 25 min", "Look after the fans and the air."

@@ -121,6 +121,8 @@ def test_the_forecast_is_the_cost_so_far_and_a_mean_day_for_each_day_left(days: 
     assert forecast.cost == pytest.approx(1190.0 + left * 475.0)
     ml = rows_of(answer)["ml"]
     assert ml.forecast == pytest.approx(592.5 + left * 237.5)
+    assert forecast.next_month == pytest.approx(31 * 475.0), "December"
+    assert ml.next_month == pytest.approx(31 * 237.5)
     assert days.costs(range="1d", step="hour").forecast == forecast
     past = days.costs(**{"from": str(days.midnight), "to": str(days.midnight + DAY)})
     assert past.forecast is None

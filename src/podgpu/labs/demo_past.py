@@ -143,13 +143,13 @@ def _list_times(now: float) -> list[tuple[int, int]]:
     last_day = floor_time(now - DAY, COARSE)
     last_hour = floor_time(now - HOUR, COARSE)
     first = floor_time(last_day, DAY) - 29 * DAY
-    # The chart of the last day compares its hours with those of the day before.
-    day_before = floor_time(last_day - DAY, 6 * HOUR)
+    # A forecast uses seven complete days: those with a record of each hour.
+    last_week = floor_time(last_day, DAY) - 6 * DAY
     hour_of_day = floor_time(last_day, HOUR)
 
     periods = (
-        (first, day_before, 6 * HOUR),
-        (day_before, hour_of_day, HOUR),
+        (first, last_week, 6 * HOUR),
+        (last_week, hour_of_day, HOUR),
         (hour_of_day, last_day, COARSE),
         (last_day, last_hour, COARSE),
         (last_hour, int(now) - FINE, FINE),
@@ -333,10 +333,12 @@ class _PastDevice(NamedTuple):
 
         busy = load * seconds
         idle = float(seconds)
-        underused = 0.0
+        underused: float | None = 0.0
         if load:
             idle = 0.0
             underused = max(0.0, share - load) * seconds
+        if tenant.user:
+            underused = None  # a user without Kubernetes reserves nothing
         tokens = count_tokens(tenant, busy, self.step.at)
         if tokens is None and self._has_engine(tenant.pod):
             # Its reranker belongs to the cost of its tokens.

@@ -133,6 +133,7 @@ class CostsTotals(RangeFigures, kw_only=True):
 class CostsRow(RangeRow, kw_only=True):
     others: bool = False  # the sum of rows with a lower cost
     forecast: float | None = None  # cost of the current month
+    next_month: float | None = None  # at the same cost per day
     steps: StepFigures = msgspec.field(default_factory=StepFigures)
 
 
@@ -165,6 +166,7 @@ class Forecast(msgspec.Struct, kw_only=True):
     cost_so_far: float
     cost_per_day: float  # mean of the complete ones of the last seven days
     days: int  # number of these days
+    next_month: float  # cost of the next month, at the same cost per day
 
 
 class CostsAnswer(PeriodAnswer, kw_only=True):
@@ -299,6 +301,7 @@ def _make_rows(
         forecast = _forecast(recorded, now, currency)
         if forecast:
             row.forecast = forecast.cost
+            row.next_month = forecast.next_month
         rows.append(row)
 
     return sorted(rows, key=_row_order)
@@ -427,6 +430,7 @@ def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast |
 
     per_day = fmean(known)
     cost = spent + scale_bill(per_day, DAY, end - now)
+    next_month = scale_bill(per_day, DAY, month_start(now, 2) - end)
 
     return Forecast(
         from_=start,
@@ -435,6 +439,7 @@ def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast |
         cost_so_far=spent,
         cost_per_day=round(per_day, _DIGITS),
         days=len(known),
+        next_month=round(next_month, _DIGITS),
     )
 
 

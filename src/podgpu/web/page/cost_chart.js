@@ -193,7 +193,7 @@ function barsOf(data, rows, nameOf) {
   const name = isCost ? "cost" : "gpu_hours";
   const write = isCost ? (value) => totalMoney(value, data.currency) : (value) => `${amount(value)} h`;
   const exact = isCost ? (value) => money(value, data.currency) : write;
-  const lines = rows.map((row, i) => ({ name: row.others ? "others" : nameOf(row), tint: tintOf(row, i), values: row.steps?.[name] ?? [], sum: isCost ? row.cost : row.gpu_hours }));
+  const lines = rows.map((row, i) => ({ name: row.others ? "others" : nameOf(row), tint: tintOf(row, i), values: row.steps?.[name] ?? [], forecast: forecastText(row, data.currency) }));
   const totals = data.totals?.steps?.[name] ?? [];
   const isAll = rows.length === data.rows.length;
   const previous = isAll ? (data.previous?.totals?.steps?.[name] ?? []) : [];
@@ -278,11 +278,24 @@ function shapesOf({ lines, sums, previous, limit, most, steps, complete }) {
   return shapes;
 }
 
-function legendOf({ lines, previous, limit, exact, sums, isDay }) {
+// Says what the current and the next month cost. Empty without a forecast.
+function forecastText({ forecast, next_month: next }, currency) {
+  if (forecast === undefined) return "";
+  const after = next === undefined ? "" : `, next month ${totalMoney(next, currency)}`;
+  return `${totalMoney(forecast, currency)} this month${after}`;
+}
+
+// The table below shows the costs of the period. The steps of the chart may begin later.
+function legendOf({ lines, previous, limit, exact, sums, isDay, complete }) {
   const entry = (tint, ...text) => h("li", {}, h("span", { class: `swatch cost-${tint}`, "aria-hidden": "true" }), ...text);
-  const entries = lines.map(({ name, tint, sum }) => entry(tint, h("bdi", {}, name), ` ${exact(sum)}${tint === "free" ? " (paid for, held by nobody)" : ""}`));
+  const entries = lines.map(({ name, tint, forecast }) => {
+    const meaning = tint === "free" ? "paid for, held by nobody" : "";
+    const text = [meaning, forecast].filter(Boolean).join("; ");
+    return entry(tint, h("bdi", {}, name), text ? ` (${text})` : "");
+  });
   if (previous.some(Number.isFinite)) entries.push(entry("before", "period before"));
   if (limit !== undefined) entries.push(entry("budget", `budget per day ${exact(limit)}`));
+  if (sums.some((sum, i) => sum !== undefined && !complete[i])) entries.push(h("li", {}, `pale: the ${isDay ? "day" : "hour"} is not complete`));
   const missing = sums.filter((sum) => sum === undefined).length;
   if (missing) entries.push(entry("gap", `no record: ${plural(missing, isDay ? "day" : "hour")}`));
   return entries;
@@ -303,6 +316,7 @@ function aboutText(data, { isCost, isDay, isAll }) {
   if (forecast) {
     const last = DAY_TEXT.format(new Date((forecast.to - 1) * 1000));
     texts.push(`forecast until ${last}: ${price(forecast.cost)} = ${price(forecast.cost_so_far)} so far this month + ${price(forecast.cost_per_day)} a day (mean of ${plural(forecast.days, "complete day")})`);
+    if (forecast.next_month !== undefined) texts.push(`next month: ${price(forecast.next_month)}`);
   }
   return texts.join(" \u00b7 ");
 }
