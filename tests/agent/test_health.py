@@ -639,7 +639,7 @@ def test_a_gpu_that_keeps_failing_is_not_well_in_between(
     (condition,) = gpu(bench, 1)["conditions"]
     assert condition["since"] == pytest.approx(first, abs=1.0)
     assert condition["says"].startswith(
-        "it failed lost 3 times within 24 hours; last at 2023-11-14T"
+        "it failed repeatedly: lost 3 times within 24 hours; last at 2023-11-14T"
     )
     assert broken(bench, 2) == []
 

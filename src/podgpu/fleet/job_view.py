@@ -174,7 +174,7 @@ def _make_slowest(state: ClusterState, key: JobKey) -> SlowestView | None:
         difference_ratio=round(slow.difference, 4),
         against=slow.against,
         since=round(slow.since + state.clock_offset, 0),
-        says=f"Slower than {compared_with(slow)}: {explanation}.",
+        says=f"Slower than {compared_with(slow.against)}: {explanation}.",
         explanation=explanation,
     )
 

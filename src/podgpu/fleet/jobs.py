@@ -8,7 +8,7 @@ from typing import NamedTuple
 from podgpu.fleet.choose import Alert
 from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import HeldPart, device_model, device_utilization, gpu_id, is_blind
-from podgpu.fleet.stragglers import JobGpuSample, Reason, SlowGpu, StragglerDetector
+from podgpu.fleet.stragglers import Against, JobGpuSample, Reason, SlowGpu, StragglerDetector
 from podgpu.known import add_known, divide_known, select_known
 from podgpu.metrics.fields import (
     ACTIVITY_FIELDS,
@@ -139,13 +139,13 @@ def describe_slow(jobs: Jobs, slow: Mapping[JobKey, SlowGpu]) -> Iterator[Alert]
         job = f"{key.namespace}/{key.name}"
         text = (
             f"{key.kind} {job}: {label} of {node} is slower than "
-            f"{compared_with(found)}: {explain_slow(found)}"
+            f"{compared_with(found.against)}: {explain_slow(found)}"
         )
         yield Alert("warning", text, node, gpu_id(device), f"{key.kind}/{job}")
 
 
-def compared_with(slow: SlowGpu) -> str:
-    if slow.against == "siblings":
+def compared_with(against: Against) -> str:
+    if against == "siblings":
         return "its siblings"
     return "before"
 

@@ -205,7 +205,7 @@ _UNKNOWN_DETAILS = {
     UNALLOCATED: "a container",
     APPLICATION_XID: "13, 31, 43 or 45",
     ORPHANED: "a process holds memory",
-    RECURRING: "repeatedly",
+    RECURRING: "several times within 24 hours",
 }
 """Conditions whose sentence needs a detail, and the one that stands for an unknown detail."""
 

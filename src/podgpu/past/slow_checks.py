@@ -13,7 +13,7 @@ import msgspec
 
 from podgpu.charge import UsageAccount
 from podgpu.fleet.job_view import SlowestView
-from podgpu.fleet.jobs import JOB_KINDS, JobKey, find_job
+from podgpu.fleet.jobs import JOB_KINDS, JobKey, compared_with, find_job
 from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.settings import duration_text
@@ -260,7 +260,7 @@ def _check_use(facts: SlowFacts) -> SlowCheck:
 
 def _check_slow_gpu(facts: SlowFacts, state: ClusterState) -> SlowCheck:
     if facts.slowest is not None:
-        says = f"Its job has a slower GPU. {facts.slowest.says}"
+        says = _describe_slowest(facts.slowest)
         return _make("slow_gpu", "found", says, "see the page of the job")
     if not facts.is_running:
         return _make("slow_gpu", "not_applicable", _ENDED)
@@ -273,6 +273,12 @@ def _check_slow_gpu(facts: SlowFacts, state: ClusterState) -> SlowCheck:
         return _make("slow_gpu", "not_measured", says, OWNERS_HINT.do)
     key = min(key for key in keys if key is not None)
     return _check_siblings(key, facts.devices, state)
+
+
+def _describe_slowest(slowest: SlowestView) -> str:
+    gpu = "a GPU" if slowest.index is None else f"GPU {slowest.index}"
+    others = compared_with(slowest.against)
+    return f"{gpu} of {slowest.node} is slower than {others}: {slowest.explanation}"
 
 
 def _check_siblings(key: JobKey, devices: Devices, state: ClusterState) -> SlowCheck:

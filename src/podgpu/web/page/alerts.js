@@ -68,7 +68,7 @@ class Line {
   show(alert) {
     setClass(this.element, `alert is-${alert.severity}`);
     setText(this.word, WORDS[alert.severity]);
-    if (alert.text !== this.shown) this.text.replaceChildren(...coded(withoutDouble((this.shown = alert.text))));
+    if (alert.text !== this.shown) this.text.replaceChildren(...coded(withoutDouble(localTimes((this.shown = alert.text)))));
     const [text, href] = targetOf(alert);
     this.link.hidden = !href;
     setAttribute(this.link, "href", href);

@@ -1,7 +1,7 @@
 // Titles for conditions of a GPU or its node. The names are the label values of podgpu_device_health. If a newer server
 // reports an unknown condition, its name is shown.
 
-import { duration, plural } from "./format.js";
+import { duration, localTimes, plural } from "./format.js";
 
 const TITLES = {
   lost: "Lost",
@@ -68,7 +68,7 @@ export function conditionsOf(device) {
   const found = device.conditions.map((condition) => ({
     name: String(condition.condition),
     since: condition.since,
-    says: condition.says ?? "",
+    says: localTimes(condition.says ?? ""),
     do: condition.do ?? "",
     checks: condition.checks ?? [],
   }));
