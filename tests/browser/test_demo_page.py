@@ -215,6 +215,7 @@ def test_the_page_shows_the_gpus_of_a_past_time(tab: Tab) -> None:
             "a job that has ended since",
         )
         assert "You are looking at" in tab.text("#past-time")
+        assert "under-used not known" in tab.text(".total-wasted .total-more")
         tab.wait_for(
             "document.querySelectorAll('#past-events li').length > 1", "the events around that time"
         )

@@ -55,7 +55,7 @@ def test_without_prices_a_hint_says_how_to_set_them(tab: Tab, url: str, shown: S
 def test_cost_and_waste_per_hour(tab: Tab, page: str) -> None:
     visited(tab, page)
     assert (totals(tab)["Cost/h"], totals(tab)["Wasted/h"]) == ("$49.64", "$10.00")
-    more = "idle\xa0$5.00, unallocated\xa0$5.00 \xb7 by whom \u2192"
+    more = "idle\xa0$5.00, unallocated\xa0$5.00, under-used not known \xb7 by whom \u2192"
     assert tab.text(".total-wasted .total-more") == more
     assert tab.count("#setup") == 0
     tab.choose("ns", "notebooks")
@@ -225,14 +225,18 @@ def test_cost_over_time_is_a_stack_for_each_day(tab: Tab, page: str) -> None:
     assert tab.evaluate(gaps) == 1, "a day without a record is a gap"
     partial = "document.querySelectorAll('.costs .cost-step.is-partial').length"
     assert tab.evaluate(partial) == 1, "today"
-    *others, gap = tab.texts(".costs .chart-legend li")[3:]
-    assert [text.rpartition(" ")[0] for text in others] == ["period", "budget per day"]
+    before, budget, pale, gap = tab.texts(".costs .chart-legend li")[3:]
+    assert before == "period before"
+    assert budget.startswith("budget per day ")
+    assert pale == "pale: the day is not complete"
     assert gap == "no record: 1 day"
     height = "document.querySelector('.cost-gap').getBoundingClientRect().height"
     assert tab.evaluate(height) < 5, "a day without a record does not look like a cost"
     assert tab.evaluate("getComputedStyle(document.querySelector('.cost-gap')).fill") == "none"
     [free] = [text for text in tab.texts(".costs .chart-legend li") if "unallocated" in text]
-    assert free.endswith("(paid for, held by nobody)")
+    assert free == "unallocated (paid for, held by nobody)"
+    [nlp] = [text for text in tab.texts(".costs .chart-legend li") if text.startswith("nlp")]
+    assert nlp == "nlp ($7,000 this month, next month $7,750)", "the table has the cost so far"
     assert tab.texts(".budgets li") == [
         "team=nlp $4,400.00 of $4,000.00 this month (110 %), forecast $7,000.00 over budget",
         "team=vision $1,500.00 of $3,000.00 this month (50 %), forecast $2,500.00",
@@ -241,6 +245,7 @@ def test_cost_over_time_is_a_stack_for_each_day(tab: Tab, page: str) -> None:
     about = tab.text(".costs .about")
     assert "12 % more than in the period before" in about.replace("\u202f", " ")
     assert "$21k = $11k so far this month + $500.00 a day (mean of 7 complete days)" in about
+    assert about.endswith("next month: $15.5k")
     tab.evaluate("document.querySelector('.costs .plot').focus()")
     tab.press("Home")
     assert "nlp $216.00 \xb7 vision $72.00 \xb7 unallocated $144.00" in tab.text(
@@ -351,3 +356,25 @@ def test_the_page_of_a_pod_says_why_they_are_absent(tab: Tab, url: str, shown: S
     assert "Million prompt tokens" not in facts
     old = facts_of_tokens(tab, shown, url, {"per_second": 1.0})
     assert "Prompt and generated, each" not in old, "a podgpu that gives no reason"
+
+
+def test_the_parts_of_waste_add_up_as_they_are_shown(tab: Tab, url: str, shown: Showing) -> None:
+    """Three parts of $0.334 are 1.00 together, and 0.99 if each is rounded alone."""
+    shown.picture = priced(three_nodes())
+    answer_of = records_of(shown.picture)
+    cost = {"idle": 0.334, "underused": 0.334, "unallocated": 0.334}
+
+    def records(path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
+        answer = answer_of(path, query)
+        if path != "range" or answer is None:
+            return answer
+        totals = {**answer["totals"], "waste": {"cost": cost, "hours": {}}}
+        return {**answer, "totals": totals}
+
+    shown.records = records
+    opened(tab, url, "#view=cost&by=pod")
+    tab.wait_for("document.querySelector('.cost .sums')?.checkVisibility()", "the sums")
+    sums = dict(zip(tab.texts(".cost .sums dt"), tab.texts(".cost .sums dd"), strict=True))
+    assert sums["Wasted"] == "$1.00"
+    parts = [text for name, text in sums.items() if name.startswith("Wasted: ")]
+    assert sorted(parts) == ["$0.33", "$0.33", "$0.34"]

@@ -516,9 +516,11 @@ def _describe_missing(
             " the cost"
         )
 
-    if answer.totals.unheld_hours:
+    # Less is written as 0.00.
+    unheld = answer.totals.unheld_hours or 0.0
+    if unheld >= 0.005:
         yield (
-            f"{answer.totals.unheld_hours:,.2f} unallocated GPU-hours were in use, although nobody"
+            f"{unheld:,.2f} unallocated GPU-hours were in use, although nobody"
             " is known to hold these GPUs: they cost money, but are not counted as wasted"
         )
     if "mps" in answer.methods and answer.totals.unknown_hours:

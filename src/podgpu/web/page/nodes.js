@@ -88,9 +88,9 @@ function columnsOf(rows, currency) {
     number("power", "Power", watts),
     number("cost", "Cost/h", hourly),
     number("wasted", "Wasted/h", hourly, isSome),
-    { name: "idle_cost", isDetail: true, title: "Idle cost/h", value: (row) => row.waste?.parts.idle, write: hourly },
-    { name: "underused_cost", isDetail: true, title: "Under-used cost/h", value: (row) => row.waste?.parts.underused, write: hourly },
-    { name: "unallocated_cost", isDetail: true, title: "Unallocated cost/h", value: (row) => row.waste?.parts.unallocated, write: hourly },
+    { name: "idle_cost", isDetail: true, title: "Idle cost/h", value: (row) => row.waste?.rounded.idle, write: hourly },
+    { name: "underused_cost", isDetail: true, title: "Under-used cost/h", value: (row) => row.waste?.rounded.underused, write: hourly },
+    { name: "unallocated_cost", isDetail: true, title: "Unallocated cost/h", value: (row) => row.waste?.rounded.unallocated, write: hourly },
   ].filter(Boolean);
   return columns.filter(({ value }, i) => i === 0 || rows.some((row) => value(row) !== undefined));
 }

@@ -91,7 +91,10 @@ export class Overview {
     const { cost, waste, wasted, unpriced } = totals;
     this.cost.show(`${unpriced ? "\u2265\u202f" : ""}${totalMoney(cost, picture.currency)}`, unpriced ? unpricedText(unpriced) : "this month \u2192", money(cost, picture.currency));
     const parts = waste?.text((price) => totalMoney(price, picture.currency)) ?? "";
-    this.wasted.show(totalMoney(wasted, picture.currency), [parts, "by whom \u2192"].filter(Boolean).join(" \u00b7 "), money(wasted, picture.currency));
+    // A past state has no under-used time, except that of idle GPUs, which is 0.
+    const isPartly = totals.allocated > 0 && (picture.at !== undefined || waste?.parts.underused === undefined);
+    const missing = isPartly ? "under-used not known" : "";
+    this.wasted.show(totalMoney(wasted, picture.currency), [[parts, missing].filter(Boolean).join(", "), "by whom \u2192"].filter(Boolean).join(" \u00b7 "), money(wasted, picture.currency));
     this.wasted.element.classList.toggle("is-none", !totals.wasted);
   }
 

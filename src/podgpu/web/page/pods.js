@@ -202,8 +202,8 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
     { name: "idle_for", title: "Idle for", value: idleFor, write: duration, isWarm: isSome },
     { name: "cost", title: "Cost/h", value: (row) => total(row.cost), write: hourly },
     { name: "wasted", title: "Wasted/h", value: (row) => row.waste.total, write: hourly, isWarm: isSome },
-    { name: "idle_cost", isDetail: true, title: "Idle cost/h", value: (row) => row.waste.parts.idle, write: hourly },
-    { name: "underused_cost", isDetail: true, title: "Under-used cost/h", value: (row) => row.waste.parts.underused, write: hourly },
+    { name: "idle_cost", isDetail: true, title: "Idle cost/h", value: (row) => row.waste.rounded.idle, write: hourly },
+    { name: "underused_cost", isDetail: true, title: "Under-used cost/h", value: (row) => row.waste.rounded.underused, write: hourly },
     { name: "waiting", title: "Waiting", isLong: true, value: (row) => mean(row.waited), write: (ratio, row) => waitText(ratio, row.waited.known === 1 ? row.waitsFor : undefined) },
   ];
   const unused = { pod: ["pods"], job: ["owner"], owner: ["owner"], namespace: ["owner", "namespace", "idle_for"] }[by];

@@ -45,7 +45,7 @@ export function totalsOf(devices, priced) {
     power: power.known ? power.total : undefined,
     cost: hasCost ? cost.total : undefined,
     waste: hasCost ? waste : undefined,
-    wasted: hasCost ? (waste.total ?? 0) : undefined,
+    wasted: hasCost ? waste.total : undefined,
     mean: busy.known ? busy.total / busy.known : undefined,
     unpriced: priced ? Math.round(totals.unpriced * 100) / 100 : 0,
   };
@@ -65,20 +65,26 @@ export function totalsOfServer({ totals }) {
   return { ...gpus, unheld: gpus.unheld_unknown ?? 0, power, cost, waste, wasted: waste.total, colours: {} };
 }
 
-// Rounds the totals to hundredths of a GPU. Rounds the largest remainders up, so that the parts add up to the total. A GPU
-// without a holder is free, unless it seems to be in use (freeBusy) or its node does not respond (freeGone): then its holder
-// is unknown (unheld). GPUs = allocated + free + unheld; allocated = used + idle + unknown.
+// Rounds the totals to hundredths of a GPU, so that the parts add up to the total. A GPU without a
+// holder is free, unless it seems to be in use (freeBusy) or its node does not respond (freeGone): then its holder is
+// unknown (unheld). GPUs = allocated + free + unheld; allocated = used + idle + unknown.
 function written(totals) {
-  const parts = USES.map((use) => totals[use] * 100);
-  const whole = parts.map((part) => Math.floor(part + 1e-7));
-  const allocated = Math.round(parts.reduce((sum, part) => sum + part, 0));
-  const rests = USES.map((_, i) => i).sort((a, b) => parts[b] - whole[b] - (parts[a] - whole[a]));
-  const missing = allocated - whole.reduce((sum, part) => sum + part, 0);
-  rests.slice(0, Math.max(0, missing)).forEach((i) => (whole[i] += 1));
-  const uses = Object.fromEntries(USES.map((use, i) => [use, whole[i] / 100]));
+  const rounded = roundParts(USES.map((use) => totals[use]));
+  const uses = Object.fromEntries(USES.map((use, i) => [use, rounded[i]]));
+  const allocated = Math.round(rounded.reduce((sum, part) => sum + part, 0) * 100);
   const unheld = Math.round((totals.freeBusy + totals.freeGone) * 100);
   const free = Math.max(0, totals.gpus * 100 - unheld - allocated);
   return { ...uses, unheld: unheld / 100, allocated: allocated / 100, free: free / 100 };
+}
+
+// Rounds to hundredths. Rounds the largest remainders up, so that the parts add up to their rounded sum.
+export function roundParts(values) {
+  const parts = values.map((value) => value * 100);
+  const whole = parts.map((part) => Math.floor(part + 1e-7));
+  const missing = Math.round(parts.reduce((sum, part) => sum + part, 0)) - whole.reduce((sum, part) => sum + part, 0);
+  const rests = parts.map((_, i) => i).sort((a, b) => parts[b] - whole[b] - (parts[a] - whole[a]));
+  rests.slice(0, Math.max(0, missing)).forEach((i) => (whole[i] += 1));
+  return whole.map((part) => part / 100);
 }
 
 export class Sum {
@@ -112,10 +118,18 @@ export class Waste {
     return known.length ? known.reduce((sum, part) => sum + part, 0) : undefined;
   }
 
+  // The parts as they are shown: they add up to the total as it is shown.
+  get rounded() {
+    const names = Object.keys(this.parts);
+    const rounded = roundParts(Object.values(this.parts));
+    return Object.fromEntries(names.map((name, i) => [name, rounded[i]]));
+  }
+
   // Returns the parts as text: "idle $1.00, under-used $2.00".
   text(write) {
-    const known = Object.entries(PARTS_OF_WASTE).filter(([name]) => this.parts[name] > 0);
-    return known.map(([name, title]) => `${title}\u00a0${write(this.parts[name])}`).join(", ");
+    const { rounded } = this;
+    const known = Object.entries(PARTS_OF_WASTE).filter(([name]) => rounded[name] > 0);
+    return known.map(([name, title]) => `${title}\u00a0${write(rounded[name])}`).join(", ");
   }
 }
 

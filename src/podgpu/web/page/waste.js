@@ -5,7 +5,7 @@ import { nameOf, ownerText } from "./cost.js";
 import { podHash, wordsOf, writeHash } from "./criteria.js";
 import { h, place, plain, setText } from "./dom.js";
 import { amount, localTimes, money, percent, plural } from "./format.js";
-import { wasteOf } from "./totals.js";
+import { roundParts, wasteOf } from "./totals.js";
 
 const EVERY_SECONDS = 60;
 const MOST_ROWS = 8;
@@ -62,11 +62,12 @@ export class WasteSummary {
     const scope = q || cluster || ns ? "Of all: " : ""; // the filter selects rows
     setText(this.headline, scope + headlineText(wasted, whole, range, unit));
     const parts = PARTS.filter(([name]) => waste.parts[name] !== undefined);
-    const rest = Math.max(0, whole - wasted);
+    const { rounded } = waste;
+    const rest = Math.max(0, Math.round(whole * 100) - Math.round(wasted * 100)) / 100;
     place(this.bar, [...parts.map(([name]) => segment(name, waste.parts[name])), segment("used", rest)]);
     const used = totals.unknown_hours >= LEAST || totals.unheld_hours >= LEAST ? "used, or not known" : "used";
     place(this.legend, [
-      ...parts.map(([name, title, meaning]) => entry(name, title, unit.write(waste.parts[name]), meaning)),
+      ...parts.map(([name, title, meaning]) => entry(name, title, unit.write(rounded[name]), meaning)),
       entry("used", used, unit.write(rest), "not wasted"),
     ]);
     const rows = rowsOf(data, unit, waste.parts.unallocated, waiting, savings).filter((row) => isMatch(row, criteria));
@@ -119,7 +120,9 @@ function rowsOf(data, unit, unallocated, waiting, savings) {
     const todo = waiting ? `${plural(waiting, "pod")} ${waiting === 1 ? "waits" : "wait"} for GPUs: the tab Queue says why` : waiting === 0 ? "no pod waits for them: fewer nodes would do" : "if no pod waits for them, fewer nodes would do";
     rows.push({ row: {}, name: "unallocated GPUs", href: writeHash({ state: "free" }), wasted: unallocated, why: "held by nobody", todo });
   }
-  return rows.filter(({ wasted }) => wasted >= LEAST).sort((a, b) => b.wasted - a.wasted);
+  const found = rows.filter(({ wasted }) => wasted >= LEAST).sort((a, b) => b.wasted - a.wasted);
+  const rounded = roundParts(found.map(({ wasted }) => wasted));
+  return found.map((row, i) => ({ ...row, wasted: rounded[i] }));
 }
 
 // Returns what the savings below recommend for pods of this owner: they were measured, the row only has a hint.
