@@ -267,14 +267,14 @@ function sumsText(totals, currency) {
   const unheld = totals.unheld_hours ?? 0; // in use without a known holder
   const unallocated = totals.gpu_hours - held - unheld;
   const wasted = wasteOf(totals.waste?.cost);
-  const hours = (title, number) => number > 0 && fact(title, `${amount(number)} h`);
+  const hours = (title, number) => number >= 0.005 && fact(title, `${amount(number)} h`);
   const cost = (title, number) => number !== undefined && fact(title, costText(number, totals, currency));
   return [
     cost("Cost", totals.cost),
     cost("Wasted", wasted.total),
-    cost("Wasted: idle", wasted.parts.idle),
-    cost("Wasted: under-used", wasted.parts.underused),
-    cost("Wasted: unallocated", wasted.parts.unallocated),
+    cost("Wasted: idle", wasted.rounded.idle),
+    cost("Wasted: under-used", wasted.rounded.underused),
+    cost("Wasted: unallocated", wasted.rounded.unallocated),
     totals.mean_use !== undefined && fact("Use of what is held", percent(totals.mean_use)),
     hours("Allocated", held),
     hours("Busy (weighted)", totals.used_hours),
@@ -337,18 +337,18 @@ function columnsOf(by, title, rows, { currency, source }, here) {
     price("cost", "Cost"),
     ...(by === "model" ? tokens : []),
     waste("wasted", "Wasted", (cost) => wasteOf(cost).total, isSome),
-    { ...waste("idle_cost", "Idle cost", (cost) => cost?.idle), isWide: true },
-    { ...waste("underused_cost", "Under-used cost", (cost) => cost?.underused), isWide: true },
-    { ...waste("unallocated_cost", "Unallocated cost", (cost) => cost?.unallocated), isWide: true },
-    number("mean_use", "Use of what it holds", useText, (ratio) => ratio < LOW_USE),
-    ofHeld(number("allocated_hours", "Allocated, h", amount)),
-    ofHeld(number("used_hours", "Busy (weighted), h", amount)),
-    ofHeld(number("idle_hours", "Idle, h", amount, isSome)),
-    { ...ofHeld(number("unknown_hours", "Not known, h", amount)), isWide: true },
-    number("waited_hours", "Waited, h", amount),
+    { ...waste("idle_cost", "Idle cost", (cost) => wasteOf(cost).rounded.idle), isWide: true },
+    { ...waste("underused_cost", "Under-used cost", (cost) => wasteOf(cost).rounded.underused), isWide: true },
+    { ...waste("unallocated_cost", "Unallocated cost", (cost) => wasteOf(cost).rounded.unallocated), isWide: true },
+    number("mean_use", "Use\u00a0of what it\u00a0holds", useText, (ratio) => ratio < LOW_USE),
+    ofHeld(number("allocated_hours", "Allocated,\u00a0h", amount)),
+    ofHeld(number("used_hours", "Busy (weighted),\u00a0h", amount)),
+    ofHeld(number("idle_hours", "Idle,\u00a0h", amount, isSome)),
+    { ...ofHeld(number("unknown_hours", "Not\u00a0known,\u00a0h", amount)), isWide: true },
+    number("waited_hours", "Waited,\u00a0h", amount),
     { name: "unknown_because", title: "Use unknown", value: (row) => row.unknown_because },
     number("energy_kwh", "Energy, kWh", amount),
-    ...(by === "model" ? [] : tokens),
+    ...(by === "model" ? [] : tokens.map((column) => ({ ...column, isDetail: column.name !== "per_million" }))),
   ];
   return columns.filter((column) => rows.some((row) => column.value(row) !== undefined));
 }

@@ -164,7 +164,7 @@ function columnsOf(rows, reason) {
     value("dram", "Memory activity", "dram_active_ratio", percent, "Ratio of time in which the memory interface is active"),
     value("clock", "SM clock", "sm_clock_mhz", clock),
     { name: "power", title: "Power", value: (row) => row.values.power_watts ?? row.add((holder) => ownPower(row.device, holder)), write: watts },
-    value("limit", "Power limit", "power_limit_watts", watts),
+    { ...value("limit", "Power limit", "power_limit_watts", watts), isWide: true },
     value("capped", "At power limit", "power_capped_ratio", percent, "Ratio of time in which the power limit lowered the clock"),
     value("throttled", "Throttled", "throttled_ratio", percent, "Ratio of time in which heat or a power brake lowered the clock"),
     value("traffic", "Traffic", "bytes_per_second", rate, "Over PCIe and NVLink"),

@@ -162,7 +162,7 @@ function lineOf(group, data, opened) {
 function otherReasons(reasons) {
   if (!reasons.length) return undefined;
   const items = reasons.map((reason) => h("li", {}, [plain(reason.says), plain(reason.do ?? "")].filter(Boolean).join(" ")));
-  return h("section", {}, h("h3", {}, "Other nodes"), h("ul", { class: "marks" }, ...items));
+  return h("section", {}, h("h2", {}, "Other nodes"), h("ul", { class: "marks" }, ...items));
 }
 
 function unblocking(group, data) {
@@ -172,7 +172,7 @@ function unblocking(group, data) {
     const pods = option.pods.flatMap((pod, i) => [i ? "; " : "", ...idlePod(pod, data)]);
     return h("li", {}, h("span", {}, h("bdi", {}, plain(option.node)), ": ", ...pods, cost));
   });
-  return h("section", {}, h("h3", {}, "Idle pods: it would fit if all of a line ended"), h("ul", { class: "marks" }, ...items));
+  return h("section", {}, h("h2", {}, "Idle pods: it would fit if all of a line ended"), h("ul", { class: "marks" }, ...items));
 }
 
 function idlePod(pod, data) {
@@ -196,7 +196,7 @@ function podsOf(group, data) {
   const table = new Table("Waiting pods of this line", (order) => {
     const [rows, columns, , keyOf] = table.shown;
     table.show(rows, columns, order, keyOf);
-  });
+  }, false);
   const columns = [
     { name: "pod", title: "Pod", value: nameOf },
     { name: "owner", title: "Owner", value: ownerOf },

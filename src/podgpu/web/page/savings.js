@@ -127,7 +127,7 @@ function sortable(label) {
   const table = new Table(label, (order) => {
     const [rows, columns, , keyOf] = table.shown;
     table.show(rows, columns, order, keyOf);
-  });
+  }, false);
   return table;
 }
 

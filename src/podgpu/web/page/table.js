@@ -10,14 +10,15 @@ const ONE_LINE = 18; // a text of up to this many characters is not wrapped
 // `link(row)` is the target of a link. `isLong`: its text may need two lines. `isDetail`: hidden below 1600 px. `isWide`: hidden below 1200 px. `isWarm(value, row)` and `isBad(value, row)` return true for an amber and a red value.
 export class Table {
   // `onOrder` is called with the new order: the column name, prefixed with - if the smallest values come first.
-  constructor(label, onOrder) {
+  // A table that a view has several of is not a landmark.
+  constructor(label, onOrder, isLandmark = true) {
     this.rows = new Map();
     this.limit = AT_ONCE;
     this.head = h("tr");
     this.body = h("tbody");
     this.more = h("button", { type: "button", class: "more" });
     const table = h("table", {}, h("thead", {}, this.head), this.body);
-    this.scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, table);
+    this.scroll = h("div", { class: "scroll", tabindex: "0", role: isLandmark ? "region" : "group", "aria-label": label }, table);
     this.element = h("div", {}, this.scroll, this.more);
     this.more.addEventListener("click", () => {
       this.limit += AT_ONCE;

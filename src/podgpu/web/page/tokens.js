@@ -19,15 +19,15 @@ const HINTS = {
 export function tokenColumns(price, rows) {
   const column = (name, title, write, value) => ({ name, title, hint: HINTS[name], value, write });
   const split = [
-    column("prompt_cost", "\u2026 prompt", price, (row) => row.tokens?.per_million?.prompt_cost),
-    column("generated_cost", "\u2026 generated", price, (row) => row.tokens?.per_million?.generated_cost),
+    column("prompt_cost", "Per\u00a0M prompt tokens", price, (row) => row.tokens?.per_million?.prompt_cost),
+    column("generated_cost", "Per\u00a0M generated tokens", price, (row) => row.tokens?.per_million?.generated_cost),
   ];
   return [
     { name: "model", title: "Model", value: (row) => (row.pod ? row.model : undefined) },
     column("prompt_tokens", "Prompt tokens", tokenText, (row) => row.prompt_tokens),
     column("generated_tokens", "Generated tokens", tokenText, (row) => row.generated_tokens),
-    column("per_million", "Per million tokens", price, (row) => row.tokens?.cost_per_million?.total),
-    column("at_use", "\u2026 of the time used", price, (row) => row.tokens?.cost_per_million_at_use),
+    column("per_million", "Per\u00a0M tokens", price, (row) => row.tokens?.cost_per_million?.total),
+    column("at_use", "Per\u00a0M tokens, time\u00a0used", price, (row) => row.tokens?.cost_per_million_at_use),
     ...(rows.some((row) => row.tokens?.per_million) ? split : []),
     column("joules_per_token", "J per token", jouleText, (row) => row.tokens?.joules_per_token),
   ];
@@ -56,7 +56,7 @@ export function tokenFacts(data) {
   return [
     fact("Tokens", `${tokenText(data.prompt_tokens)} read, ${tokenText(data.generated_tokens)} generated`),
     parts && fact("Cost per million tokens", `${price(parts.total)} (${split})`),
-    tokens.cost_per_million_at_use !== undefined && fact("\u2026 of the time used", price(tokens.cost_per_million_at_use)),
+    tokens.cost_per_million_at_use !== undefined && fact("Of the time used, per million tokens", price(tokens.cost_per_million_at_use)),
     ...splitFacts(tokens, price),
     tokens.joules_per_token !== undefined && fact("Energy per token", `${jouleText(tokens.joules_per_token)} J`),
     tokens.reason && fact("Cost per token", `not known: ${plain(tokens.reason)}`),
