@@ -100,6 +100,11 @@ class Device:
         return f"{self.maker}{self.index}"
 
     @property
+    def text(self) -> str:
+        """Name of the physical GPU in messages."""
+        return f"GPU {self.index} ({self.uuid})"
+
+    @property
     def key(self) -> str:
         """Text that identifies the device in assignments and readings."""
         return device_key(self.uuid, self.gi_id)

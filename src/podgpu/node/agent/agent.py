@@ -392,10 +392,12 @@ class Agent:
                 self._wake.clear()
 
     def _allocation_loop(self) -> None:
-        due = self.clock.monotonic() + self.settings.allocation_interval
+        interval = self.settings.allocation_interval
+        due = self.clock.monotonic() + interval
         while not self._stopped.is_set():
-            self._allocate_now.wait(max(0.0, due - self.clock.monotonic()))
-            due = self.clock.monotonic() + self.settings.allocation_interval
+            wait = due - self.clock.monotonic()
+            self._allocate_now.wait(max(0.0, wait))
+            due = self.clock.monotonic() + interval
             if not self._stopped.is_set():
                 self.read_allocation(counters_first=True)
 

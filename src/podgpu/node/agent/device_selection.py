@@ -122,13 +122,6 @@ def _parse_ids(text: str) -> tuple[int, ...]:
 
 
 def _split(devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:
-    gpus = []
-
-    instances = []
-    for device in devices:
-        if device.is_instance:
-            instances.append(device)
-        else:
-            gpus.append(device)
-
+    gpus = [device for device in devices if not device.is_instance]
+    instances = [device for device in devices if device.is_instance]
     return gpus, instances

@@ -211,9 +211,10 @@ class TelemetryCollector:
         listed = {gpu.uuid: gpu for gpu in inventory.gpus}
         for gpu in self._inventory.gpus:
             uuid = gpu.uuid
-            if uuid not in listed or listed[uuid].index != gpu.index:
+            is_listed = uuid in listed
+            if not is_listed or listed[uuid].index != gpu.index:
                 self._readings.pop(uuid, None)
-            if uuid not in listed and uuid not in self._forgotten:
+            if not is_listed and uuid not in self._forgotten:
                 self._absent[uuid] = self._known[uuid]
 
         # `_find_devices` needs the absent GPUs, so they are removed after it.
@@ -230,11 +231,11 @@ class TelemetryCollector:
 
         A GPU that reappears has its old instances until it is read.
         """
-        last = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid)
-        if not last or not last[0].model:
+        devices = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid, ())
+        is_read = any(device.model for device in devices)
+        if not is_read:
             return (gpu,)
-
-        return tuple(replace(device, index=gpu.index) for device in last)
+        return tuple(replace(device, index=gpu.index) for device in devices)
 
     # GPUs that disappeared
 

@@ -241,9 +241,8 @@ def add_owners_to_device(
         return OwnedUsage(usage, holders)
 
     listed = {process.pid: process for process in usage.own_processes}
-    busy_ns = dict(usage.process_busy_ns or {})
-    hidden_ns = busy_ns.pop(HIDDEN_PID, 0)
-    worked = {pid for pid, ns in busy_ns.items() if ns != 0}
+    busy_ns = usage.process_busy_ns or {}
+    worked = {pid for pid, ns in busy_ns.items() if ns != 0} - {HIDDEN_PID}
 
     pids = listed.keys() | worked
     owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in sorted(pids)}
@@ -259,37 +258,32 @@ def add_owners_to_device(
             process = OwnedProcess(pid, owner, busy_ns[pid], only_busy=True)
         processes.append(process)
 
-    clients = {process.pid for process in listed.values() if process.mps} - busy_ns.keys()
-    servers = {pid for pid, owner in owner_of.items() if owner.is_mps_server}
-    hidden = {pid for pid, owner in owner_of.items() if owner.may_be_hidden}
-    hidden.difference_update(usage.resident_ns or ())
-
-    processes, mps_busy_ns = _attribute_mps(processes, clients, servers, usage.busy_ns)
-    processes, by_samples = _attribute_hidden(processes, hidden, hidden_ns, usage.sampled_busy_ns)
+    processes, mps_busy_ns = _attribute_mps(processes, usage, owner_of)
+    processes, by_samples = _attribute_hidden(processes, usage, owner_of)
     return OwnedUsage(usage, holders, tuple(processes), mps_busy_ns, by_samples)
 
 
 def _attribute_hidden(
-    processes: list[OwnedProcess],
-    hidden: Collection[int],
-    hidden_ns: int | None,
-    sampled_ns: Mapping[int, int],
+    processes: list[OwnedProcess], usage: DeviceUsage, owner_of: OwnersByPid
 ) -> tuple[list[OwnedProcess], frozenset[Owner]]:
     """Attributes the busy time of processes whose pids the context-switch log hides.
 
-    If all `hidden` processes have the same owner, it gets this time. Otherwise, the driver's
-    samples divide it, and the second value contains the owners.
+    If all hidden processes have the same owner, it gets this time. Otherwise, the driver's samples
+    divide it, and the second value contains the owners.
     """
+    hidden_ns = (usage.process_busy_ns or {}).get(HIDDEN_PID)
     if not hidden_ns:
         return processes, frozenset()
 
+    hidden = {pid for pid, owner in owner_of.items() if owner.may_be_hidden}
+    hidden.difference_update(usage.resident_ns or ())
     owners = _list_owners(processes, hidden)
     if len(owners) <= 1:
         owner: Owner = next(iter(owners)) if owners else "unknown"
         hidden_process = OwnedProcess(HIDDEN_PID, owner, hidden_ns, only_busy=True)
         return [*processes, hidden_process], frozenset()
 
-    weights = {pid: sampled_ns.get(pid, 0) for pid in sorted(hidden)}
+    weights = {pid: usage.sampled_busy_ns.get(pid, 0) for pid in sorted(hidden)}
     if not any(weights.values()):
         unattributed = OwnedProcess(HIDDEN_PID, "host", hidden_ns, only_busy=True)
         return [*_change(processes, hidden, busy_ns=None), unattributed], owners
@@ -359,18 +353,18 @@ def _find_owner(
 
 
 def _attribute_mps(
-    processes: list[OwnedProcess],
-    clients: Collection[int],
-    server_pids: Collection[int],
-    busy_ns: int | None,
+    processes: list[OwnedProcess], usage: DeviceUsage, owner_of: OwnersByPid
 ) -> tuple[list[OwnedProcess], int | None]:
     """Attributes the busy time of MPS servers.
 
     The driver reports only the server's time, for all its clients. If all clients have the same
     owner, it gets this time. Otherwise, the time is returned as the second value, and the busy time
-    of each client is unknown. `busy_ns`: busy time of the device, used if the server is not
-    visible.
+    of each client is unknown.
     """
+    reported = usage.process_busy_ns or {}
+    mps = {process.pid for process in usage.own_processes if process.mps}
+    clients = mps - reported.keys()
+    server_pids = {pid for pid, owner in owner_of.items() if owner.is_mps_server}
     servers = [process for process in processes if process.pid in server_pids]
     client_owners = _list_owners(processes, clients)
     if servers and len(client_owners) == 1:
@@ -383,7 +377,8 @@ def _attribute_mps(
     if not clients:
         return processes, None
     if not servers:
-        return processes, busy_ns or 0
+        # They are not visible.
+        return processes, usage.busy_ns or 0
     return processes, sum(server.busy_ns or 0 for server in servers)
 
 

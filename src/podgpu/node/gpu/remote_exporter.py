@@ -147,14 +147,24 @@ def find_devices(samples: Iterable[ParsedSample], shown: str, by_name: bool) -> 
 
 
 def _list_devices(gpu: DeviceState, by_name: bool) -> list[DeviceValues]:
-    minor = gpu.index if by_name else None
-    device = Device(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.model, minor, gpu.mig_enabled)
+    device = Device(
+        gpu.index,
+        gpu.uuid,
+        gpu.pci_bus_id,
+        gpu.model,
+        minor=gpu.index if by_name else None,
+        mig_enabled=gpu.mig_enabled,
+    )
     devices: list[DeviceValues] = [(device, gpu.fields or {})]
 
     for instance in gpu.instances:
-        uuids = [holder.labels.get("dra_mig_device_uuid", "") for holder in instance.holders]
-        mig_uuids = tuple(uuid for uuid in uuids if uuid)
-        mig = replace(device, gi_id=instance.id, profile=instance.profile, mig_uuids=mig_uuids)
+        uuids = [holder.labels.get("dra_mig_device_uuid") for holder in instance.holders]
+        mig = replace(
+            device,
+            gi_id=instance.id,
+            profile=instance.profile,
+            mig_uuids=tuple(filter(None, uuids)),
+        )
         devices.append((mig, instance.fields or {}))
     return devices
 
@@ -246,9 +256,7 @@ class ExporterTelemetry:
         if devices is None:
             raise SourceError("unreachable", f"{self.shown} could not be read")
         if gpu.uuid not in devices:
-            raise DeviceLost(
-                f"GPU {gpu.index} ({gpu.uuid}) is no longer in the metrics of {self.shown}"
-            )
+            raise DeviceLost(f"{gpu.text} is no longer in the metrics of {self.shown}")
 
         readings: dict[Device, FieldValues] = {}
         unsupported: list[tuple[str, int]] = []

@@ -144,7 +144,8 @@ def _read_vcuda_requests(pod: PodRecord) -> Iterator[VcudaRequest]:
         cores = int(container.amount(VCUDA_CORE))
         blocks = int(container.amount(VCUDA_MEMORY))
         if (cores or blocks) and not container.finished:
-            yield VcudaRequest.for_holder(pod.workload(container), cores, blocks)
+            holder = pod.workload(container)
+            yield VcudaRequest.for_holder(holder, cores, blocks)
 
 
 # Formats: one function per scheduler. Each returns the device ids that the containers of a pod

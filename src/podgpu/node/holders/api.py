@@ -178,9 +178,14 @@ class LabelFilter:
         """
         named: dict[str, str] = {}
         for key, value in sorted(pod.labels):
-            if not self._patterns or any(pattern.search(key) for pattern in self._patterns):
+            if self._selects(key):
                 named.setdefault(label_name(key), value)
         return tuple(named.items())
+
+    def _selects(self, key: str) -> bool:
+        if not self._patterns:
+            return True
+        return any(pattern.search(key) for pattern in self._patterns)
 
 
 def _compile(text: str) -> Any:

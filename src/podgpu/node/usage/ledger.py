@@ -474,10 +474,12 @@ class OwnedUsage:
         default = 1.0 if len(self.holders) == 1 else 0.0
         weights: dict[Workload | None, int] = {}
         for holder, share in self.holders.items():
-            known = default if share is None else share
-            weights[holder] = round(known * _SHARE_UNITS)
+            if share is None:
+                share = default
+            weights[holder] = round(share * _SHARE_UNITS)
 
-        weights[None] = max(0, _SHARE_UNITS - sum(weights.values()))
+        free = _SHARE_UNITS - sum(weights.values())
+        weights[None] = max(0, free)
         return divide_exactly(_SHARE_UNITS, weights)
 
     def _sum_by_owner(
@@ -738,12 +740,13 @@ class Ledger:
         parts = divide_exactly(gpu.energy_mj, weights)
         rest = gpu.energy_mj
         for account, part in parts.items():
-            if account is not None:
-                energy_mj = add_known(account.usage.energy_mj, part)
-                account.usage = structs.replace(account.usage, energy_mj=energy_mj)
-                self._charge_namespace(account, HolderUsage(energy_mj=part))
-                if account.workload.has_labels:
-                    rest -= part
+            if account is None:
+                continue
+            energy_mj = add_known(account.usage.energy_mj, part)
+            account.usage = structs.replace(account.usage, energy_mj=energy_mj)
+            self._charge_namespace(account, HolderUsage(energy_mj=part))
+            if account.workload.has_labels:
+                rest -= part
 
         for owned in devices:
             for account in self._accounts[owned.device.key].values():

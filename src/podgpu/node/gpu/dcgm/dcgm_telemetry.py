@@ -243,7 +243,7 @@ class DcgmTelemetry:
         with self._connection.hold():
             entities = self._layout.find_entities(gpu.uuid)
             if not entities:
-                raise DeviceLost(f"GPU {gpu.index} ({gpu.uuid}) is no longer listed by DCGM")
+                raise DeviceLost(f"{gpu.text} is no longer listed by DCGM")
             readable = [entity for entity in entities if entity.kind != "GPU_CI"]
             reading = self._read_entities(readable, fields)
 

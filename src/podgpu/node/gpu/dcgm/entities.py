@@ -65,12 +65,12 @@ class NodeLayout:
 
     @property
     def gpus(self) -> list[DcgmEntity]:
-        return [e for e in self.entities if e.kind == "GPU"]
+        return [entity for entity in self.entities if entity.kind == "GPU"]
 
     @property
     def others(self) -> list[DcgmEntity]:
         """Switches, links of switches, CPUs and cores."""
-        return [e for e in self.entities if e.device is None]
+        return [entity for entity in self.entities if entity.device is None]
 
     def find_entities(self, uuid: str) -> list[DcgmEntity]:
         """Returns the GPU with this UUID, its instances and its links."""
@@ -391,12 +391,15 @@ class FieldWatch:
             latest.values[entity][wanted.id] = value
 
     def _is_fresh(self, entity: Entity, raw: Any) -> bool:
+        key = entity, raw.fieldId
         now = self._clock()
-        timestamp, changed_at = self._seen.get((entity, raw.fieldId), (None, now))
+        timestamp, changed_at = self._seen.get(key, (None, now))
         if timestamp != raw.ts:
-            self._seen[entity, raw.fieldId] = raw.ts, now
+            self._seen[key] = raw.ts, now
             return True
-        return now - changed_at < _STALE_INTERVALS * self._interval
+
+        age = now - changed_at
+        return age < _STALE_INTERVALS * self._interval
 
     def _create_group(self, entities: Sequence[Entity]) -> s.Handle:
         group = s.Handle()

@@ -372,16 +372,18 @@ class NvmlTelemetry:
             raise
         except SourceError as e:
             raise DriverGone(
-                f"the driver no longer finds {gpu.name} by its handle or its PCI slot: {e}",
+                f"the driver no longer finds {device.text} by its handle or its PCI slot: {e}",
                 "stale_handle",
             ) from e
 
         if uuid != device.uuid:
-            raise DeviceLost(f"another GPU has replaced {gpu.name} at PCI slot {device.pci_bus_id}")
+            raise DeviceLost(
+                f"another GPU has replaced {device.text} at PCI slot {device.pci_bus_id}"
+            )
 
         _log.info(
             "%s was reopened at PCI slot %s, because its handle was invalid",
-            gpu.name,
+            device.text,
             device.pci_bus_id,
         )
         return DeviceHandle(device, handle)
@@ -467,10 +469,6 @@ class NvmlGpu:
     def handle(self) -> Any:
         return self.layout[0].handle
 
-    @property
-    def name(self) -> str:
-        return f"GPU {self.device.index} ({self.device.uuid})"
-
     def _register_xids(self) -> None:
         """Registers the GPU for XIDs. If this fails, the next reading retries."""
         if self._xids_registered is not None:
@@ -480,9 +478,9 @@ class NvmlGpu:
             self._xids_registered = self._xids.register(self.device.uuid, self.handle)
         except Unsupported:
             self._xids_registered = False
-            _log.info("%s does not support XID events", self.name)
+            _log.info("%s does not support XID events", self.device.text)
         except SourceError as e:
-            _log.debug("XID errors of %s cannot be watched: %s", self.name, e)
+            _log.debug("XID errors of %s cannot be watched: %s", self.device.text, e)
 
     def read_layout(self) -> tuple[DeviceHandle, ...]:
         """Returns the GPU, then its MIG instances."""

@@ -295,12 +295,16 @@ class Timeline:
 
 def _is_alternating(pids: Sequence[int]) -> bool:
     """Returns True if each process is saved before the next one is switched in."""
-    # The log may begin with a save.
-    start = 1 if pids and pids[0] < 0 else 0
-    switched_in = pids[start::2]
-    saved = pids[start + 1 :: 2]
+    if pids and pids[0] < 0:
+        # The log begins with a save.
+        pids = pids[1:]
+
+    switched_in = pids[::2]
+    saved = pids[1::2]
+    if min(switched_in, default=0) < 0:
+        return False
     expected = [~pid for pid in switched_in[: len(saved)]]
-    return min(switched_in, default=0) >= 0 and saved == expected
+    return saved == expected
 
 
 def _end_reset_contexts(times: Sequence[int], pids: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -485,7 +485,7 @@ class BusyTimeSplitter:
         containers. `find`: see `Telemetry.usage`.
         """
         gpu = target.device
-        self._name = f"GPU {gpu.index} ({gpu.uuid})"
+        self._name = gpu.text
         self.status = replace(self.status, errors=())
         self._previous_pids = self._pids
         self._pids = frozenset(process.pid for process in running or ())
