@@ -193,7 +193,8 @@ class TelemetryCollector:
 
         for gpu in self._inventory.gpus:
             if reads_all or gpu.uuid in shown:
-                jobs.append(_Job(f"gpu{gpu.index}", gpu.uuid, partial(self._telemetry.read, gpu)))
+                read = partial(self._telemetry.read, gpu)
+                jobs.append(_Job(f"gpu{gpu.index}", gpu.uuid, read))
         return jobs
 
     def _merge_with_earlier(
@@ -362,15 +363,17 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
         return readings[0]
 
     last = newest[-1]
-    values: dict[str, dict[int, Value]] = {device.key: {} for device in last.values}
+    devices = {device.key: device for device in last.values}
+    values: dict[Device, dict[int, Value]] = {device: {} for device in last.values}
     unsupported: dict[tuple[str, int], None] = {}  # keys only, in order
     for reading in readings:
         for device, some in reading.values.items():
-            if device.key in values:
-                values[device.key].update(some)
-        for device_key, number in reading.unsupported:
-            if device_key in values:
-                unsupported[device_key, number] = None
+            if device.key in devices:
+                values[devices[device.key]].update(some)
+        for entry in reading.unsupported:
+            device_key, _ = entry
+            if device_key in devices:
+                unsupported[entry] = None
 
     details: dict[str, list[Detail]] = {}
     for reading in (*readings, *newest):
@@ -384,7 +387,7 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
 
     return replace(
         last,
-        values={device: values[device.key] for device in last.values},
+        values=values,
         details=tuple(chain.from_iterable(details.values())),
         unsupported=tuple(unsupported),
         dropped=tuple(dropped),

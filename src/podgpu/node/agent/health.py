@@ -239,16 +239,19 @@ class HealthWatch:
         now = self._clock()
         values_of = result.values
         for group in result.groups:
-            if any(spec.id == CLOCK_EVENTS_FIELD for spec in group.fields):
+            ids = [spec.id for spec in group.fields]
+            if CLOCK_EVENTS_FIELD in ids:
                 self._count_clock_events(values_of, now)
 
         gpus = [device for device in result.devices if not device.is_instance]
-        self._gpus = {gpu.uuid: self._gpus.get(gpu.uuid) or _CheckedGpu() for gpu in gpus}
+        earlier = self._gpus
+        self._gpus = {}
         shown = {device.uuid for device in result.selected}
         usual_links = _usual_links(gpus, result.readings)
 
         for device in gpus:
-            gpu = self._gpus[device.uuid]
+            gpu = earlier.get(device.uuid) or _CheckedGpu()
+            self._gpus[device.uuid] = gpu
             gpu.details = None
             if device.uuid in shown:
                 values = values_of.get(device.uuid)
@@ -433,7 +436,8 @@ class HealthWatch:
             # Without any answer of the GPU, there is nothing to compare with Kubernetes.
             is_known = uuid in telemetry.readings or any(map(is_grave, gpu.since))
             own = opinions.get(uuid, ()) if is_known else ()
-            gpus[uuid] = self._report_gpu(gpu, gpu.details, failures, own, uuid in holders, now)
+            is_held = uuid in holders
+            gpus[uuid] = self._report_gpu(gpu, gpu.details, failures, own, is_held, now)
         return HealthReport(devices, gpus)
 
     def _update_holders(
@@ -641,12 +645,16 @@ def _check_reset(gpu: _CheckedGpu, absence: _Absence | None, values: FieldValues
 
     before = gpu.counters
     gpu.counters = _read_counters(values, _MONOTONIC_FIELDS)
-    # A reset is the only reason why such a counter becomes smaller.
-    has_decreased = any(value < before.get(field, value) for field, value in gpu.counters.items())
-    if gpu.was_unavailable or has_decreased:
+    if gpu.was_unavailable or _has_decreased(before, gpu.counters):
         gpu.xids.clear()
         gpu.throttling = Throttling()
     gpu.was_unavailable = False
+
+
+def _has_decreased(before: Mapping[int, float], counters: Mapping[int, float]) -> bool:
+    """Returns True if the GPU was reset: there is no other reason for a smaller counter."""
+    common = before.keys() & counters.keys()
+    return any(counters[number] < before[number] for number in common)
 
 
 def _find_absence(device: Device, result: TelemetryResult) -> _Absence | None:

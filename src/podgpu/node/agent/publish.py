@@ -358,8 +358,13 @@ def _describe_orphan(orphan: Orphan) -> str:
 
 
 def _read_figures(values: FieldValues) -> dict[str, float]:
-    numbers = {i: value for i, value in values.items() if not isinstance(value, str)}
-    return {fields()[i].name: value for i, value in in_legacy_units(numbers).items()}
+    numbers = {}
+    for number, value in values.items():
+        if not isinstance(value, str):
+            numbers[number] = value
+
+    names = fields()
+    return {names[number].name: value for number, value in in_legacy_units(numbers).items()}
 
 
 def add_memory(devices: Iterable[Device], values: Mapping[str, FieldValues]) -> tuple[Device, ...]:

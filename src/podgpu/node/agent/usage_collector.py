@@ -325,7 +325,8 @@ def _merge_workloads(
     for assignment in assignments:
         holder = assignment.holder
         same = workloads.get(holder.key, holder)
-        workloads[holder.key] = structs.replace(holder, uid=holder.uid or same.uid, user=same.user)
+        uid = holder.uid or same.uid
+        workloads[holder.key] = structs.replace(holder, uid=uid, user=same.user)
         shares[holder.key] = assignment.share
 
     holders = {workloads[key]: shares[key] for key in sorted(shares)}
@@ -403,9 +404,12 @@ def _find_unallocated(
     unclear = {request.pod_name for request in allocation.vcuda}
     unclear.update(entry.holder.pod_name for entry in allocation.unmapped)
 
-    used = {(key, pod.key) for key, pod in _list_users(usages) if pod.pod_name not in unclear}
     reserved = allocation.reserved
-    return {(key, pod) for key, pod in used - allocated if key not in reserved}
+    used: set[tuple[str, WorkloadKey]] = set()
+    for key, pod in _list_users(usages):
+        if key not in reserved and pod.pod_name not in unclear:
+            used.add((key, pod.key))
+    return used - allocated
 
 
 def _list_users(usages: Mapping[str, Sequence[OwnedUsage]]) -> Iterator[tuple[str, Workload]]:

@@ -73,7 +73,9 @@ class XidBlame:
 
     def add(self, events: Iterable[ErrorEvent]) -> None:
         """Adds events whose cause is an application. Others have no culprit."""
-        self._new.extend(event for event in events if xid_spec(event.code).cause == "application")
+        for event in events:
+            if xid_spec(event.code).cause == "application":
+                self._new.append(event)
 
     def decide(
         self, usages: Iterable[DeviceUsage], owners: Mapping[int, ProcessOwner]

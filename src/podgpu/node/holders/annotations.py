@@ -374,8 +374,11 @@ def _choose_order(
             fallback = order
 
     for order in orders:
+        if needed > len(order):
+            continue
         requesting = {container.name for container in order if _requests_gpu(container)}
-        if needed <= len(order) and {order[number].name for number in filled} == requesting:
+        receiving = {order[number].name for number in filled}
+        if receiving == requesting:
             return order
 
     if needed > len(fallback):

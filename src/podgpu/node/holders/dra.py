@@ -203,9 +203,7 @@ def _select_results(
     Returns None if the container uses only other requests of the claim, because the kubelet lists
     all devices of the claim.
     """
-    pool, device = claim.device
-    own = [result for result in results if result.pool == pool and result.device == device]
-
+    own = [result for result in results if (result.pool, result.device) == claim.device]
     _, claim_name = claim.name
     names = requests.get((claim.holder, claim_name), {""})
     if not own or "" in names:

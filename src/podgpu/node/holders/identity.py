@@ -247,8 +247,11 @@ def _agree(workload: Workload, candidates: Set[Workload]) -> Workload:
 
 
 def _fits(workload: Workload, known: Workload) -> bool:
-    pairs = zip(parts_of(workload), parts_of(known), strict=True)
-    return all(part == known_part or not part or not known_part for part, known_part in pairs)
+    """Returns True if no part that both have differs."""
+    for part, known_part in zip(parts_of(workload), parts_of(known), strict=True):
+        if part and known_part and part != known_part:
+            return False
+    return True
 
 
 def _to_workloads(record: PodRecord) -> Iterator[Workload]:

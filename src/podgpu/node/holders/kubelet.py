@@ -373,14 +373,15 @@ def _parse_answer(headers: dict[bytes, bytes], body: bytearray) -> bytes:
 
     # A flag (0: not compressed) and four bytes with the length precede the message.
     prefix = body[:5]
-    message_length = int.from_bytes(prefix[1:], "big")
-    if len(prefix) < 5 or prefix[0] or len(body) != 5 + message_length:
+    content = bytes(body[5:])
+    length = int.from_bytes(prefix[1:], "big")
+    if len(prefix) < 5 or prefix[0] or len(content) != length:
         raise GrpcError(
             "INTERNAL",
             f"malformed gRPC response: {len(body)} bytes do not contain exactly one uncompressed "
             "message",
         )
-    return bytes(body[5:])
+    return content
 
 
 def _read_header(headers: dict[bytes, bytes], name: bytes, default: str) -> str:

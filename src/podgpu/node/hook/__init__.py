@@ -27,8 +27,10 @@ class HookCounters:
                 self._values[name, ""] = 0
 
     def add(self, family: str, label: str = "", amount: float = 1) -> None:
+        key = family, label
         with self._lock:
-            self._values[family, label] = self._values.get((family, label), 0) + amount
+            before = self._values.get(key, 0)
+            self._values[key] = before + amount
 
     def error(self, reason: str) -> None:
         self.add("podgpu_hook_errors_total", reason)

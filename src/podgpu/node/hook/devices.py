@@ -112,7 +112,11 @@ def read_cards(proc: str) -> Cards:
             continue
         uuid = _UUID.search(text)
         minor = _MINOR.search(text)
-        cards.append(Card(uuid[1] if uuid else "", int(minor[1]) if minor else None))
+        card = Card(
+            uuid=uuid[1] if uuid else "",
+            minor=int(minor[1]) if minor else None,
+        )
+        cards.append(card)
     return Cards(tuple(cards))
 
 

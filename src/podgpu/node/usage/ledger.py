@@ -218,8 +218,9 @@ class OwnedUsage:
         if not self.by_samples:
             return self.usage.method, self.usage.method_limit
 
-        all_hidden = all(owner in self.by_samples for owner, part in self._list_busy() if part)
-        return "samples" if all_hidden else self.usage.method, HIDDEN_USERS
+        users = {owner for owner, part in self._list_busy() if part}
+        method = "samples" if users <= self.by_samples else self.usage.method
+        return method, HIDDEN_USERS
 
     def _list_busy(self) -> list[tuple[Owner, int | None]]:
         return [(process.owner, process.busy_ns) for process in self.processes or ()]
@@ -822,7 +823,8 @@ class Ledger:
                 now[process.pid] = owner.key if isinstance(owner, Workload) else owner
         self._owners[key] = now
 
-        ended = {owner_key for pid, owner_key in before.items() if now.get(pid) != owner_key}
+        # A process that now has another owner has ended, too.
+        ended = {owner for pid, owner in before.items() if now.get(pid) != owner}
         for holder in owned.holders:
             if ended == {holder.key}:
                 return holder
@@ -860,16 +862,16 @@ class Ledger:
 
         A pod with a new UID gets a new account.
         """
+        uid = workload.uid
         closed = self._closed.pop((owned.device.key, workload.key), None)
-        if account is None and closed is not None and workload.uid == closed.workload.uid != "":
+        if account is None and closed is not None and uid and uid == closed.workload.uid:
             account = closed
-        if account is None or (workload.uid and account.workload.uid not in ("", workload.uid)):
+        if account is None or (uid and account.workload.uid not in ("", uid)):
             account = Account(workload, self._counted_since)
-        elif not workload.uid:
+        elif not uid:
             workload = structs.replace(workload, uid=account.workload.uid)
 
         account.workload = workload
-
         if workload.namespace:
             key = workload.namespace, owned.device.model, owned.device.profile
             account.namespace = key

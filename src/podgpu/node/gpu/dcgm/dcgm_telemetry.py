@@ -272,7 +272,8 @@ class DcgmTelemetry:
         group = self._find_group(fields)
         self._update_watches()
         latest = LatestValues({one.entity: {} for one in entities})
-        for kind, some in group_by_key((one.kind, one.entity) for one in entities).items():
+        by_kind = group_by_key((one.kind, one.entity) for one in entities)
+        for kind, some in by_kind.items():
             watch = self._watches.get((kind, group))
             if watch is not None:
                 watch.read(some, latest)

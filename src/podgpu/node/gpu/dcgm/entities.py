@@ -233,8 +233,9 @@ def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[
 def _find_active_links(owners: Sequence[Any]) -> dict[int, list[int]]:
     active = {}
     for owner in owners:
-        links = enumerate(owner.linkState)
-        active[owner.entityId] = [link for link, state in links if state == s.LINK_UP]
+        states = enumerate(owner.linkState)
+        links = [link for link, state in states if state == s.LINK_UP]
+        active[owner.entityId] = links
     return active
 
 

@@ -256,7 +256,8 @@ class UsageReader:
         recent = {}
         for process in usage.processes or ():
             before = self._sampled.get(process.pid, 0)
-            recent[process.pid] = before * 7 // 8 + (sampled.get(process.pid) or 0)
+            new = sampled.get(process.pid) or 0
+            recent[process.pid] = before * 7 // 8 + new
 
         self._sampled = recent
         return recent
@@ -327,7 +328,10 @@ class UsageReader:
 
     def _read_busy(self) -> BusyTime:
         now = self._clock()
-        since, clock = self._window_start or (self._now_us() - _SECOND_US, now - 1.0)
+        start = self._window_start
+        if start is None:
+            start = self._now_us() - _SECOND_US, now - 1.0
+        since, clock = start
         samples = self._read(_SAMPLES, lambda: self._read_samples(since))
 
         end = since
@@ -338,9 +342,9 @@ class UsageReader:
             end = self._now_us()
 
         if end == since:
-            self._window_start = since, clock
-            is_silent = self._now_us() - since > _MAX_SILENCE_US
-            if is_silent:
+            self._window_start = start
+            silence_us = self._now_us() - since
+            if silence_us > _MAX_SILENCE_US:
                 return BusyTime()
             return BusyTime(0, 0, since)
 
@@ -385,10 +389,10 @@ class UsageReader:
             return None
 
         # Without samples, the current utilization is assumed for the whole window.
-        percent = self._read(_RATES, lambda: int(self._driver.call(_RATES, self._handle).gpu))
-        if percent is None or not self._is_valid(_RATES, percent, 100):
+        rates = self._read(_RATES, partial(self._driver.call, _RATES, self._handle))
+        if rates is None or not self._is_valid(_RATES, rates.gpu, 100):
             return None
-        return percent * window_ns // 100
+        return int(rates.gpu) * window_ns // 100
 
     def _read_process_busy(self, device: BusyTime) -> dict[int, int | None] | None:
         """Returns the busy time of each process according to the driver's samples.

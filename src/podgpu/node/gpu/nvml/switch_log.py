@@ -136,10 +136,11 @@ class ContextSwitchLog:
             return b""
 
         size = RECORD.size
-        if put > self._get:
-            chunk = self._ring[self._get * size : put * size]
-        else:
-            chunk = self._ring[self._get * size :] + self._ring[: put * size]
+        start = self._get * size
+        end = put * size
+        chunk = self._ring[start:end]
+        if end < start:
+            chunk = self._ring[start:] + self._ring[:end]
         self._get = put
         self._control(self._buffer, _UPDATE_GET, struct.pack("<II", put, 0))
         return chunk

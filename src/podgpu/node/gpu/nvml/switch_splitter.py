@@ -299,7 +299,7 @@ class SwitchListener:
 
 
 _CAP_SYS_ADMIN = 21
-_INITIAL_USER_NAMESPACE = "0 0 4294967295"
+_INITIAL_USER_NAMESPACE = ["0", "0", "4294967295"]
 
 
 MEASURED_ARCHITECTURES = {9: ("Hopper (GH100)", SwitchCosts(lead=64_000, slice_work=2_055_000))}
@@ -332,8 +332,10 @@ def has_sys_admin() -> bool:
         return False
 
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
-    has_capability = effective is not None and int(effective[1], 16) >> _CAP_SYS_ADMIN & 1 == 1
-    return has_capability and " ".join(uids.split()) == _INITIAL_USER_NAMESPACE
+    if effective is None or uids.split() != _INITIAL_USER_NAMESPACE:
+        return False
+    capabilities = int(effective[1], 16)
+    return bool(capabilities >> _CAP_SYS_ADMIN & 1)
 
 
 class LogNotMeasured(SwitchLogError):
