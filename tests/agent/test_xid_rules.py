@@ -82,6 +82,16 @@ def test_the_decision_waits_for_the_line_of_the_kernel_log(readings: Readings) -
     assert (verdict.pid, verdict.program) == (GREEN, "train.py")
 
 
+def test_a_second_line_soon_after_the_first_one_makes_the_cause_uncertain(
+    readings: Readings,
+) -> None:
+    readings.fail()
+    readings.log(0.1, RED)
+    readings.read(0.2, BOTH)
+    readings.log(0.4, GREEN)
+    assert readings.finish(BOTH) == "unknown"
+
+
 @pytest.mark.parametrize(
     ("pids", "named"),
     [

@@ -105,34 +105,34 @@ class UsageCollector:
         shared = [usage.device for usage in reading.usages if _is_shared(usage, owners)]
         self._shared = frozenset(device.key for device in shared)
 
-        elapsed = 0
-        if self._charged_at is not None:
-            elapsed = round((began - self._charged_at) * NS)
-        self._charged_at = began
-
         owned = add_owners(telemetry.devices, reading.usages, allocation.assignments, owners)
         unallocated = _find_unallocated(owned, allocation)
-        self._ledger.charge(owned, reading.answers, elapsed, began_at, unallocated)
+        elapsed_ns = self._take_elapsed_ns(began)
+        self._ledger.charge(owned, reading.answers, elapsed_ns, began_at, unallocated)
 
-        failed = dict(reading.errors)
-        for source in telemetry.sources:
-            if not source.up:
-                # This source reports the failure itself.
-                failed.pop(source.device, None)
+        failed = _select_unreported(reading.errors, telemetry.sources)
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
+        statuses = [status, *_switches_status(reading.answers.values())]
 
         processes = {usage.device.key: _list_processes(usage, owners) for usage in reading.usages}
         verdicts = self.blame.decide(reading.usages, owners)
-        orphans = self._orphans.find(reading.usages, owners, allocation, began_at)
         return UsageResult(
-            self._ledger.list_devices(),
-            processes,
-            self._ledger.list_namespaces(),
-            began_at,
-            (status, *_switches_status(reading.answers.values())),
-            tuple(verdicts),
-            orphans,
+            devices=self._ledger.list_devices(),
+            processes=processes,
+            namespaces=self._ledger.list_namespaces(),
+            at=began_at,
+            sources=tuple(statuses),
+            verdicts=tuple(verdicts),
+            orphans=self._orphans.find(reading.usages, owners, allocation, began_at),
         )
+
+    def _take_elapsed_ns(self, now: float) -> int:
+        """Returns the time since the last call. 0 for the first one."""
+        before = self._charged_at
+        self._charged_at = now
+        if before is None:
+            return 0
+        return round((now - before) * NS)
 
     def _read_gpus(self, telemetry: TelemetryResult) -> _Reading:
         gpus = []
@@ -192,6 +192,17 @@ class UsageCollector:
         others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         message = f"container usage of {uuid}{others} is unknown and omitted: {error}"
         return SourceStatus(SOURCE, False, seconds, getattr(error, "reason", "error"), message)
+
+
+def _select_unreported(
+    errors: Mapping[str, Exception], sources: Iterable[SourceStatus]
+) -> dict[str, Exception]:
+    """Returns the errors of GPUs whose own source does not report a failure."""
+    unreported = dict(errors)
+    for source in sources:
+        if not source.up:
+            unreported.pop(source.device, None)
+    return unreported
 
 
 def add_owners(
@@ -362,11 +373,9 @@ def _attribute_mps(
     owner, it gets this time. Otherwise, the time is returned as the second value, and the busy time
     of each client is unknown.
     """
-    reported = usage.process_busy_ns or {}
-    mps = {process.pid for process in usage.own_processes if process.mps}
-    clients = mps - reported.keys()
     server_pids = {pid for pid, owner in owner_of.items() if owner.is_mps_server}
     servers = [process for process in processes if process.pid in server_pids]
+    clients = _find_mps_clients(usage)
     client_owners = _list_owners(processes, clients)
     if servers and len(client_owners) == 1:
         [owner] = client_owners
@@ -381,6 +390,13 @@ def _attribute_mps(
         # They are not visible.
         return processes, usage.busy_ns or 0
     return processes, sum(server.busy_ns or 0 for server in servers)
+
+
+def _find_mps_clients(usage: DeviceUsage) -> set[int]:
+    """Returns the clients whose busy time the driver does not report."""
+    reported = usage.process_busy_ns or {}
+    clients = {process.pid for process in usage.own_processes if process.mps}
+    return clients - reported.keys()
 
 
 def _find_unallocated(

@@ -320,9 +320,11 @@ class AllocationReader:
         for name in OUTDATED & readings.keys():
             for assignment in readings[name].assignments:
                 pod = assignment.holder.pod_name
-                # An empty list is no evidence.
-                is_listed = pod in listed or not listed
-                listed_at[pod] = now if is_listed else self._listed_at.get(pod, now)
+                if pod in listed or not listed:
+                    # An empty list is no evidence that the pod has ended.
+                    listed_at[pod] = now
+                else:
+                    listed_at[pod] = self._listed_at.get(pod, now)
 
         self._listed_at = listed_at
         return {pod for pod, at in listed_at.items() if now - at > GRACE_SECONDS}

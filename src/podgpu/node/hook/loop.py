@@ -137,9 +137,11 @@ class Hook:
         try:
             self._connection = self._connect()
             self._plugin = plugin
+            # `stop` did not see the connection if it was called just before.
             if self._stopping.is_set():
                 _shut(self._connection)
-            Session(self._connection, plugin.answer, self.name, self._counters).run()
+            session = Session(self._connection, plugin.answer, self.name, self._counters)
+            session.run()
         except SourceError as error:
             return error
         except Exception as error:  # noqa: BLE001 - the thread must continue

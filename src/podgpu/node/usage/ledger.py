@@ -458,12 +458,16 @@ class OwnedUsage:
 
         for pid, (estimate, least, most) in waits.processes.items():
             owner = owners.get(pid)
-            if isinstance(owner, Workload):
-                part = min(1.0, waited_for_others[pid] / estimate) if estimate else 0.0
-                total = sums[owner]
-                total.estimate += int(estimate * part)
-                total.least += int(least * part)
-                total.most += int(most * part)
+            if not isinstance(owner, Workload):
+                continue
+            total = sums[owner]
+            if not estimate:
+                continue
+            # The rest of the time, it waited for processes of its own workload.
+            share = min(1.0, waited_for_others[pid] / estimate)
+            total.estimate += int(estimate * share)
+            total.least += int(least * share)
+            total.most += int(most * share)
         return sums
 
     def compute_shares(self) -> dict[Workload | None, int]:
@@ -771,21 +775,23 @@ class Ledger:
         for owned, division in zip(devices, busy, strict=True):
             if not owned.usage.window_ns:
                 continue
+            slices = owned.slices
             accounts = self._accounts[owned.device.key]
             shares = owned.compute_shares()
             unheld = _SHARE_UNITS
             for workload, part in (division.parts or {}).items():
                 account = accounts[workload.key]
                 share = shares.get(workload, 0)
-                by_use[account] += part * owned.slices
-                by_share[account] += share * owned.slices
+                by_use[account] += part * slices
+                by_share[account] += share * slices
                 unheld -= share
-            by_share[None] += unheld * owned.slices
+            by_share[None] += unheld * slices
 
             unattributed = division.unattributed
             if unattributed is None:
+                # It is unknown whether the device was busy, so nobody gets its energy.
                 unattributed = owned.usage.window_ns
-            by_use[None] += unattributed * owned.slices
+            by_use[None] += unattributed * slices
 
         if by_share and gpu.mig_enabled:
             # slices that belong to no MIG instance

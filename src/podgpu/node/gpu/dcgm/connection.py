@@ -62,7 +62,9 @@ def _load(path: str) -> ctypes.CDLL:
     """
     names = [path]
     if not path:
-        names = [folder + name for name, folder in product(_SONAMES, ["", *_FOLDERS])]
+        # An empty folder stands for the loader's path.
+        folders = ("", *_FOLDERS)
+        names = [folder + name for name, folder in product(_SONAMES, folders)]
 
     problem = f"{path or ' or '.join(_SONAMES)} was not found"
     for name in names:

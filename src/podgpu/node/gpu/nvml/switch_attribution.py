@@ -314,13 +314,16 @@ def _end_reset_contexts(times: Sequence[int], pids: Sequence[int]) -> tuple[list
     """
     all_times: list[int] = []
     all_pids: list[int] = []
+    resident = -1  # pid; negative if none is resident
+    since = 0
     for moment, pid in zip(times, pids, strict=True):
-        is_resident = bool(all_pids) and all_pids[-1] >= 0
-        if is_resident and pid >= 0 and moment - all_times[-1] >= MAX_SWITCH_NS:
-            all_times.append(all_times[-1])
-            all_pids.append(~all_pids[-1])
+        if resident >= 0 and pid >= 0 and moment - since >= MAX_SWITCH_NS:
+            all_times.append(since)
+            all_pids.append(~resident)
         all_times.append(moment)
         all_pids.append(pid)
+        resident = pid
+        since = moment
     return all_times, all_pids
 
 
