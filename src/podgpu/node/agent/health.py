@@ -123,15 +123,22 @@ class Throttling:
         before = self._is_present
         self._is_present = {}
         for condition, counters in _THROTTLE_COUNTERS.items():
-            ratios = []
-            for number in counters:
-                if number in first.counters and number in last.counters:
-                    throttled_ns = last.counters[number] - first.counters[number]
-                    ratios.append(throttled_ns / NS / seconds)
-            if ratios:
+            throttled_ns = _measure_throttled(first, last, counters)
+            if throttled_ns is not None:
                 limit = THROTTLE_ENDS if before.get(condition) else THROTTLE_BEGINS
-                self._is_present[condition] = max(ratios) >= limit
+                self._is_present[condition] = throttled_ns / NS / seconds >= limit
         return self._is_present
+
+
+def _measure_throttled(
+    first: _CounterSample, last: _CounterSample, numbers: Iterable[int]
+) -> float | None:
+    """Returns the largest increase of these counters. None if the GPU has none of them."""
+    increases = []
+    for number in numbers:
+        if number in first.counters and number in last.counters:
+            increases.append(last.counters[number] - first.counters[number])
+    return max(increases, default=None)
 
 
 def _read_counters(values: FieldValues, numbers: Iterable[int]) -> dict[int, float]:
@@ -334,14 +341,21 @@ class HealthWatch:
             self._last_xids[event.device] = event.code
             _xid_log.warning(f"XID {event.code} on {event.device}: {spec.text}")
 
-            uuid, _ = split_key(event.device)
-            gpu = self._gpus.get(uuid)
             if spec.needs_action:
-                self._add_failure((uuid, XID), event.at)
-            if gpu is not None and spec.needs_action:
-                seen = gpu.xids.get(event.code)
-                first = event.at - self._to_unix(0.0) if seen is None else seen.first
-                gpu.xids[event.code] = _Seen(first, now)
+                self._add_xid(event, now)
+
+    def _add_xid(self, event: ErrorEvent, now: float) -> None:
+        uuid, _ = split_key(event.device)
+        self._add_failure((uuid, XID), event.at)
+        gpu = self._gpus.get(uuid)
+        if gpu is None:
+            return
+
+        first = event.at - self._to_unix(0.0)
+        seen = gpu.xids.get(event.code)
+        if seen is not None:
+            first = seen.first
+        gpu.xids[event.code] = _Seen(first, now)
 
     def add_verdicts(self, verdicts: Iterable[Verdict]) -> None:
         for verdict in verdicts:

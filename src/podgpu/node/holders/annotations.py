@@ -308,15 +308,10 @@ def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
     if not text:
         return []
 
-    slots = []
-    for place in text.strip().removesuffix(";").split(";"):
-        parts = filter(None, place.split(":"))
-        slots.append([_parse_slice(part) for part in parts])
+    slots = _parse_slots(text)
     if key == HAMI_DEVICES:
-        mig_text = pod.annotation(HAMI_MIG_DEVICES)
-        if mig_text not in ("", "null"):
-            for mig in find_decoder(list[_HamiMigDevice]).decode(mig_text):
-                _replace_by_mig(slots, mig)
+        for mig in _read_mig_devices(pod):
+            _replace_by_mig(slots, mig)
 
     grants = []
     containers = _choose_order(slots, _list_orders(pod, key))
@@ -327,6 +322,21 @@ def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
             if entry is not None:
                 grants.append(_hold(pod, container, entry.device, key, entry.share))
     return grants
+
+
+def _parse_slots(text: str) -> list[_ContainerSlices]:
+    slots = []
+    for place in text.strip().removesuffix(";").split(";"):
+        parts = filter(None, place.split(":"))
+        slots.append([_parse_slice(part) for part in parts])
+    return slots
+
+
+def _read_mig_devices(pod: PodRecord) -> list[_HamiMigDevice]:
+    text = pod.annotation(HAMI_MIG_DEVICES)
+    if text in ("", "null"):
+        return []
+    return find_decoder(list[_HamiMigDevice]).decode(text)
 
 
 def _list_orders(pod: PodRecord, key: str) -> list[tuple[ContainerRecord, ...]]:

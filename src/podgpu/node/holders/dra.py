@@ -540,17 +540,25 @@ def parse_driver_checkpoint(
         for claim in claims.values():
             if claim.get("checkpointState") not in ("PrepareCompleted", "", None):
                 continue
-            for group in read_list(claim, "preparedDevices"):
-                for entry in read_list(group, "devices"):
-                    device = entry.get("gpu") or entry.get("mig")
-                    if device:
-                        name = device["device"]["PoolName"], device["device"]["DeviceName"]
-                        uuids[name] = _find_uuid(device)
+            uuids |= _read_uuids(claim)
             if claim.get("status"):
-                results[claim.get("namespace"), claim.get("name")] = _read_results(claim["status"])
+                name = claim.get("namespace"), claim.get("name")
+                results[name] = _read_results(claim["status"])
     except (AttributeError, LookupError, TypeError, msgspec.ValidationError) as error:
         raise malformed(path, str(error)) from error
     return PreparedClaims(uuids, results)
+
+
+def _read_uuids(claim: KubeObject) -> dict[DeviceName, str]:
+    """Returns the UUIDs of the devices that are prepared for a claim."""
+    uuids: dict[DeviceName, str] = {}
+    for group in read_list(claim, "preparedDevices"):
+        for entry in read_list(group, "devices"):
+            device = entry.get("gpu") or entry.get("mig")
+            if device:
+                name = device["device"]
+                uuids[name["PoolName"], name["DeviceName"]] = _find_uuid(device)
+    return uuids
 
 
 def _find_uuid(device: KubeObject) -> str:

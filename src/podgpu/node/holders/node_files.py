@@ -281,11 +281,7 @@ class ProcessHolders(AllocationSource):
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         require_host_pid_namespace(self._finder.proc)
-        processes: list[ProcessUsage] = []
-        for device in devices:
-            if not device.is_instance:
-                processes += self._processes(device)
-
+        processes = self._list_processes(devices)
         places = self._finder.find_all({process.pid for process in processes})
         require_permission(places, self._finder.proc)
 
@@ -311,6 +307,13 @@ class ProcessHolders(AllocationSource):
         for (device_key, holder), share in shares.items():
             assignments.append(Assignment(device_key, holder, self.name, share=share))
         return sort_allocation(assignments, unmapped)
+
+    def _list_processes(self, devices: Sequence[Device]) -> list[ProcessUsage]:
+        processes: list[ProcessUsage] = []
+        for device in devices:
+            if not device.is_instance:
+                processes += self._processes(device)
+        return processes
 
 
 def _read_share(path: str) -> float | None:

@@ -499,12 +499,12 @@ class OwnedUsage:
         holders = set(self.holders)
         unreported = set()
         for owner, amount in amounts:
+            if amount is None:
+                unreported.add(owner)
             if isinstance(owner, Workload):
                 users.add(owner)
             elif owner == "unknown" and amount != 0:
-                holders = set()
-            if amount is None:
-                unreported.add(owner)
+                holders.clear()
 
         parts = dict.fromkeys(sorted((users | holders) - unreported, key=parts_of), 0)
         others = 0

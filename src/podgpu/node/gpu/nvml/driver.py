@@ -349,12 +349,12 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = usage.device, usage.pid
-        known = merged.get(key)
-        if known is not None:
+        known = merged.setdefault(key, usage)
+        if known is not usage:
             memories = select_known([known.memory, usage.memory])
-            memory = max(memories, default=None)
-            usage = replace(known, memory=memory, mps=known.mps or usage.mps)
-        merged[key] = usage
+            merged[key] = replace(
+                known, memory=max(memories, default=None), mps=known.mps or usage.mps
+            )
     return tuple(merged[key] for key in sorted(merged))
 
 

@@ -201,12 +201,14 @@ class ContextSwitchLog:
         )
 
     def _allocate_gpu(self, gpu_id: int) -> int:
-        answer = self._control(self._client, _ID_INFO, struct.pack("<I28x", gpu_id))
+        question = struct.pack("<I28x", gpu_id)
+        answer = self._control(self._client, _ID_INFO, question)
         device_instance, subdevice_instance = struct.unpack_from("<II", answer, 8)
 
         parameters = struct.pack("<I52x", device_instance)
         device = self._allocate(self._client, _DEVICE, parameters)
-        return self._allocate(device, _SUBDEVICE, struct.pack("<I", subdevice_instance))
+        parameters = struct.pack("<I", subdevice_instance)
+        return self._allocate(device, _SUBDEVICE, parameters)
 
     def _make_buffer(self) -> tuple[int, mmap.mmap, mmap.mmap]:
         ring_bytes = _RECORDS * RECORD.size

@@ -622,7 +622,8 @@ class BusyTimeSplitter:
     def _succeed(self, listener: SwitchListener) -> None:
         self.status = SwitchStatus(self.status.errors)
         self._limit = listener.limit
-        if self._logged and self._clock() - self._failed_at >= _STEADY_SECONDS:
+        steady_seconds = self._clock() - self._failed_at
+        if self._logged and steady_seconds >= _STEADY_SECONDS:
             self._logged.clear()
             _log.info("%s: processes are measured by context switches again", self._name)
 
