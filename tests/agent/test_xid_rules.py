@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class Readings:
 
     def __init__(self) -> None:
         self.now = AT
+        self.device = GPU
         self.lines: list[KernelXid] = []
         self.owners = {pid: ProcessOwner(Workload("ns", pod, "main")) for pid, pod in PODS.items()}
         self.blame = XidBlame(self.owners.get, lambda: self.lines, lambda: self.now)
@@ -42,13 +44,13 @@ class Readings:
         self.now = AT + later
         if last is not None:
             usage["last_resident"] = {pid: AT + each for pid, each in last.items()}
-        processes = tuple(ProcessUsage("GPU-1", pid) for pid in listed)
+        processes = tuple(ProcessUsage(self.device.key, pid) for pid in listed)
         usage.setdefault("window_ns", 10**9)
         usage |= {"processes": processes, "process_busy_ns": busy}
-        self.verdicts += self.blame.decide([DeviceUsage(GPU, **usage)], self.owners)
+        self.verdicts += self.blame.decide([DeviceUsage(self.device, **usage)], self.owners)
 
     def fail(self, xid: int = 13) -> None:
-        self.blame.add([ErrorEvent("GPU-1", xid, AT)])
+        self.blame.add([ErrorEvent(self.device.key, xid, AT)])
 
     def log(self, later: float, pid: int, xid: int = 13) -> None:
         self.lines.append(KernelXid(SLOT, None, xid, pid, "train.py", AT + later))
@@ -125,6 +127,18 @@ def test_processes_outside_pods_do_not_own_both_lines(readings: Readings) -> Non
     readings.log(0.1, GREEN)
     readings.finish(BOTH)
     assert readings.verdicts[0].pid == 0
+
+
+@pytest.mark.parametrize(
+    ("instance", "pod"), [(5, "red"), (6, "green"), (None, "unknown"), (7, "unknown")]
+)
+def test_a_line_of_another_mig_instance_is_not_used(instance: int | None, pod: str) -> None:
+    readings = Readings()
+    readings.device = replace(GPU, gi_id=instance)
+    readings.fail()
+    for gi_id, pid in ((5, RED), (6, GREEN)):
+        readings.lines.append(KernelXid(SLOT, gi_id, 13, pid, "train.py", AT))
+    assert readings.finish(None) == pod
 
 
 def before(readings: Readings, busy: Mapping[int, int | None] | None, **usage: Any) -> None:

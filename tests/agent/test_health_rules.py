@@ -1,0 +1,278 @@
+"""Rules of `HealthWatch`: which conditions a GPU has after a reading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from podgpu.clock import Clock
+from podgpu.model import (
+    HEALTHY,
+    NS,
+    UNHEALTHY,
+    Assignment,
+    Device,
+    ErrorEvent,
+    FieldValues,
+    GpuReading,
+    KubernetesHealth,
+    SourceStatus,
+    Workload,
+)
+from podgpu.node.agent.gpus import TelemetryResult
+from podgpu.node.agent.health import HealthReport, HealthWatch, PastFailure
+from podgpu.node.agent.xid_blame import Verdict
+from tests.nodes.clock import FakeClock
+
+UUID = "GPU-0"
+GPU = Device(0, UUID, model="H200")
+OTHERS = tuple(Device(index, f"GPU-{index}", model="H200") for index in (1, 2))
+POD = Workload("ns", "train", "main")
+TRAIN = Assignment(UUID, POD, "kubelet")
+THERMAL, OLD_THERMAL, BRAKE, ENERGY = 1423, 241, 1424, 156
+ECC = 311
+
+
+class Gpu:
+    """Readings of one GPU. Two others of the same model answer always."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        clock = Clock(self.clock.monotonic, self.clock.wall)
+        self.watch = HealthWatch(clock, xid_window=300.0, clock_window=60.0)
+        self.holders: Sequence[Assignment] = [TRAIN]
+        self.kubernetes: dict[str, KubernetesHealth] = {}
+        self.last = HealthReport()
+
+    def read(
+        self,
+        values: FieldValues | None = None,
+        seconds: float = 1.0,
+        *,
+        error: str = "",
+        links: int | None = None,
+        inventory: str = "",
+        others: str = "",
+        absent: bool = False,
+        more: Sequence[SourceStatus] = (),
+        selected: bool = True,
+    ) -> dict[str, str]:
+        """Returns the details of the conditions. `error`, `inventory`, `others`: of the sources."""
+        self.clock.advance(seconds)
+        sources = [SourceStatus("nvml", not inventory, 0.0, inventory)]
+        if not absent:
+            sources.append(SourceStatus("gpu0", not error, 0.0, error, device=UUID))
+        sources += [SourceStatus("gpu", not others, 0.0, others, device=d.uuid) for d in OTHERS]
+        readings = {device.uuid: GpuReading({device: {}}, links_up=links) for device in OTHERS}
+        if not (error or inventory or absent):
+            own = {} if values is None else values
+            readings[UUID] = GpuReading({GPU: own}, links_up=links)
+        result = TelemetryResult(
+            devices=(GPU, *OTHERS),
+            selected=(GPU, *OTHERS) if selected else (),
+            readings=readings,
+            sources=(*sources, *more),
+            absent=frozenset({UUID} if absent else ()),
+        )
+        self.watch.update(result)
+        self.last = self.watch.report(self.holders, result, self.kubernetes)
+        if UUID not in self.last.gpus:
+            return {}
+        return {one.name: one.detail for one in self.last.gpus[UUID].conditions}
+
+    def add_xid(self, code: int) -> None:
+        self.watch.add_xids([ErrorEvent(UUID, code, self.clock.wall())])
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    return Gpu()
+
+
+# Absence
+
+
+@pytest.mark.parametrize(
+    ("reading", "expected"),
+    [
+        ({"error": "deadline"}, {"unreadable": "hung"}),
+        ({"error": "nvml_999"}, {"unreadable": "nvml_999"}),
+        ({"error": "gpu_lost"}, {"lost": ""}),
+        ({"error": "gpu_lost", "others": "gpu_lost"}, {"lost": ""}),
+        ({"error": "stale_handle"}, {"lost": ""}),
+        ({"error": "stale_handle", "others": "stale_handle"}, {"driver_away": "stale_handle"}),
+        ({"inventory": "driver_not_loaded"}, {"driver_away": "driver_not_loaded"}),
+        ({"absent": True}, {"lost": ""}),
+        ({"absent": True, "more": [SourceStatus("gpu0", False, 0.0, "hung")]}, {"unreadable": "hung"}),
+        ({"absent": True, "more": [SourceStatus("gpu1", False, 0.0, "hung")]}, {"lost": ""}),
+        ({"absent": True, "more": [SourceStatus("gpu0", False, 0.0, "unreachable")]}, {"lost": ""}),
+        ({"absent": True, "selected": False}, {}),
+    ],
+)  # fmt: skip
+def test_why_a_gpu_was_not_read(
+    gpu: Gpu, reading: dict[str, Any], expected: dict[str, str]
+) -> None:
+    assert gpu.read() == {}
+    assert gpu.read(**reading) == expected
+
+
+def test_a_lost_gpu_keeps_its_last_holders(gpu: Gpu) -> None:
+    gpu.read()
+    gpu.read(absent=True)
+    assert gpu.last.gpus[UUID].last_holders == ()
+    gpu.holders = []
+    gpu.read(absent=True)
+    assert gpu.last.gpus[UUID].last_holders == (POD,)
+    gpu.read()
+    assert gpu.last.gpus[UUID].last_holders == ()
+    gpu.read(absent=True)
+    assert gpu.last.gpus[UUID].last_holders == ()
+
+
+# XIDs
+
+
+def test_a_reset_clears_xids(gpu: Gpu) -> None:
+    gpu.read({ENERGY: 100})
+    gpu.add_xid(79)
+    assert "xid" in gpu.read({ENERGY: 200})
+    assert "xid" in gpu.read({ENERGY: 200})
+    assert gpu.read({ENERGY: 50}) == {}
+
+
+def test_a_gpu_that_was_lost_has_no_old_xids(gpu: Gpu) -> None:
+    gpu.read()
+    gpu.add_xid(79)
+    assert "xid" in gpu.read(error="deadline")
+    assert "xid" in gpu.read(), "it only did not answer"
+    gpu.read(error="gpu_lost")
+    assert gpu.read() == {}
+
+
+def test_xids_end_a_day_after_the_last_one(gpu: Gpu) -> None:
+    gpu.read()
+    gpu.add_xid(79)
+    gpu.read(seconds=86_000.0)
+    gpu.add_xid(79)
+    assert "xid" in gpu.read(seconds=86_000.0)
+    (condition, *_) = gpu.last.gpus[UUID].conditions
+    assert condition.since == pytest.approx(gpu.clock.wall() - 172_000.0, abs=1.0)
+    assert gpu.read(seconds=400.0) == {}
+
+
+def test_a_known_cause_ends_after_ten_minutes(gpu: Gpu) -> None:
+    gpu.read()
+    other = Workload("ns", "other", "main")
+    for _ in range(2):
+        verdict = Verdict(UUID, 13, gpu.clock.wall(), POD, 40, "a.out", (other,))
+        gpu.watch.add_verdicts([verdict])
+        assert "application_xid" in gpu.read(seconds=400.0)
+    assert gpu.read() == {"application_xid": "13 by ns/train/main, beside ns/other/main"}
+    assert gpu.read(seconds=200.0) == {}
+
+
+def test_failures_are_counted_until_a_quiet_day(gpu: Gpu) -> None:
+    gpu.read()
+    for _ in range(3):
+        gpu.read(error="gpu_lost", seconds=3600.0)
+        gpu.read()
+    assert gpu.read() == {"recurring": ""}
+    (failure,) = gpu.last.gpus[UUID].failures
+    assert (failure.condition, failure.count) == ("lost", 3)
+    assert failure.last - failure.first == pytest.approx(7202.0)
+    assert "recurring" in gpu.read(seconds=86_390.0)
+    assert gpu.read(seconds=20.0) == {}
+    assert "recurring" in gpu.last.gpus[UUID].healthy
+
+
+def test_failures_within_a_minute_are_one(gpu: Gpu) -> None:
+    gpu.read()
+    for _ in range(5):
+        gpu.read(error="gpu_lost", seconds=5.0)
+        gpu.read(seconds=5.0)
+    (failure,) = gpu.last.gpus[UUID].failures
+    assert failure.count == 1
+
+
+@pytest.mark.parametrize(("is_present", "count"), [(True, 1), (False, 2)])
+def test_a_failure_that_goes_on_after_a_restart_is_not_counted_again(
+    gpu: Gpu, is_present: bool, count: int
+) -> None:
+    at = gpu.clock.wall() - 3600.0
+    gpu.watch.restore_failures([PastFailure(UUID, "lost", at, is_present)])
+    gpu.read(error="gpu_lost")
+    assert gpu.last.gpus[UUID].failures[0].count == count
+    gpu.read()
+    gpu.read(error="gpu_lost", seconds=120.0)
+    assert gpu.last.gpus[UUID].failures[0].count == count + 1
+
+
+# Throttling and NVLinks
+
+
+def test_throttling_begins_at_half_of_a_minute_and_ends_at_a_tenth(gpu: Gpu) -> None:
+    throttled_ns = 0
+    seen = []
+    for share in [0.6] * 7 + [0.3] * 7 + [0.0] * 7:
+        throttled_ns += int(share * 10 * NS)
+        seen.append("thermal" in gpu.read({THERMAL: throttled_ns, BRAKE: 0}, seconds=10.0))
+    # It is unknown in the first minute.
+    assert seen == [False] * 6 + [True] * 12 + [False] * 3
+    assert "power_brake" not in gpu.read({THERMAL: throttled_ns, BRAKE: 0}, seconds=10.0)
+    assert {"thermal", "power_brake"} <= set(gpu.last.gpus[UUID].healthy)
+
+
+def test_frequent_readings_and_a_reset_do_not_change_throttling(gpu: Gpu) -> None:
+    for number in range(70):
+        gpu.read({OLD_THERMAL: number * NS, THERMAL: 0})
+    assert gpu.read({OLD_THERMAL: 70 * NS, THERMAL: 0}) == {"thermal": ""}
+    # After a reset, it is unknown for a minute.
+    assert gpu.read({OLD_THERMAL: 0, THERMAL: 0}) == {}
+    assert "thermal" not in gpu.last.gpus[UUID].healthy
+
+
+def test_links_that_went_down(gpu: Gpu) -> None:
+    assert gpu.read(links=18) == {}
+    assert "nvlink" in gpu.last.gpus[UUID].healthy
+    assert gpu.read(links=17) == {"nvlink": "1/18"}
+    assert gpu.read(links=18) == {}
+
+
+def test_a_gpu_without_a_bridge_has_no_links(gpu: Gpu) -> None:
+    gpu.read(links=0)
+    assert "nvlink" not in gpu.last.gpus[UUID].healthy
+
+
+# Kubernetes
+
+
+def test_opinions_of_kubernetes_that_last_for_two_minutes(gpu: Gpu) -> None:
+    gpu.kubernetes = {UUID: KubernetesHealth(UNHEALTHY, "xid 48")}
+    assert gpu.read() == {}
+    assert gpu.read(seconds=119.0) == {}
+    assert gpu.read(seconds=1.0) == {"kubernetes_unhealthy": "xid 48"}
+    assert gpu.last.devices[UUID].kubernetes_health == UNHEALTHY
+
+    gpu.kubernetes = {UUID: KubernetesHealth(HEALTHY)}
+    assert gpu.read() == {}
+    assert {"kubernetes_unhealthy", "kubernetes_healthy"} <= set(gpu.last.gpus[UUID].healthy)
+    gpu.read({ECC: 2}, error="gpu_lost")
+    assert gpu.read(error="gpu_lost", seconds=120.0) == {"lost": "", "kubernetes_healthy": ""}
+
+
+def test_without_an_opinion_or_a_driver_there_is_no_disagreement(gpu: Gpu) -> None:
+    gpu.read(error="gpu_lost")
+    gpu.read(error="gpu_lost", seconds=120.0)
+    assert "kubernetes_healthy" not in gpu.last.gpus[UUID].healthy
+    gpu.kubernetes = {UUID: KubernetesHealth(HEALTHY)}
+    gpu.read(inventory="driver_not_loaded")
+    away = gpu.read(inventory="driver_not_loaded", seconds=120.0)
+    assert away == {"driver_away": "driver_not_loaded"}
+
+
+def test_both_agree_that_a_gpu_is_broken(gpu: Gpu) -> None:
+    gpu.kubernetes = {UUID: KubernetesHealth(UNHEALTHY)}
+    gpu.read(error="gpu_lost")
+    assert gpu.read(error="gpu_lost", seconds=120.0) == {"lost": ""}
