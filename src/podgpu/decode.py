@@ -42,6 +42,10 @@ def format_error(error: Exception) -> str:
 
     For example: "users[0].name: expected `str`, got `int`".
     """
+    if isinstance(error, RecursionError):
+        # Each version of Python has its own text.
+        return "it is nested too deeply"
+
     message, _, path = str(error).partition(" - at `$")
     if message[1:2].islower():
         message = message[:1].lower() + message[1:]
