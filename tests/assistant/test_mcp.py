@@ -280,7 +280,9 @@ def test_problems_have_advice(demo: Demo) -> None:
     alerts = demo.ask("/api/v1/view")["alerts"]
     assert [row["text"] for row in data["rows"]] == [alert["text"] for alert in alerts]
     assert data["count"] == len(alerts) > 0
-    assert all(row["do"] for row in data["rows"] if row["severity"] == "broken")
+    broken = [row for row in data["rows"] if row["severity"] == "broken"]
+    assert broken
+    assert all(row["do"] for row in broken)
 
 
 def test_gpus_can_be_selected(demo: Demo) -> None:

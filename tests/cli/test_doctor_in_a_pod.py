@@ -82,15 +82,18 @@ def test_without_an_exporter_in_the_container_doctor_has_its_own_options(
     (pod.proc / "4713").mkdir()  # ends while it is read
     findings = examine(pod, socket, capsys, "--telemetry", "simulated:1xT4")
     assert ("ok", "options") not in findings
+    assert findings["ok", "GPUs"] == "1 × Tesla T4"
 
 
 def test_outside_of_pods_other_exporters_do_not_count(
     pod: Tree, socket: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    add_process(pod, 4711, HERE, "podgpu", "exporter", "--telemetry", "simulated:2xT4")
+    add_process(pod, 4711, HERE, "podgpu", "exporter", "--devices", "g:5")
     findings = examine(pod, socket, capsys, "--telemetry", "simulated:1xT4")
     assert ("ok", "options") not in findings
+    assert ("wrong", "devices") not in findings
+    assert findings["ok", "GPUs"] == "1 × Tesla T4"
 
 
 def test_a_real_exporter(tree: Tree, socket: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,12 +192,15 @@ def test_notes_name_the_pod_security_level() -> None:
 
 
 def test_pages_and_sections_named_in_the_notes_exist() -> None:
+    pages = set()
     for name, values in VARIANTS.items():
         shown = notes(values, operator=name != "defaults").replace("the README", "README.md")
         for section, page in re.findall(r'(?:"([^"]+)" in )?((?:docs/)?[\w-]+\.md)', shown):
+            pages.add(page)
             text = (ROOT / page).read_text(encoding="utf-8")
             assert not section or f"## {section}\n" in text, (name, section)
         assert ("-autoscale" in shown) == values.get("autoscale", {}).get("enabled", False), name
+    assert len(pages) > 1, "the notes name pages"
 
 
 def test_no_write_access_to_the_api_server() -> None:
