@@ -73,8 +73,10 @@ _TEAMS = {"research": "nlp", "serving": "chat", "batch": "search"}
 
 def make_node(number: int, gpus: str, clock: Clock) -> DemoNode:
     """`number`: position of the node, from 0."""
-    name = "workstation-1" if number == _PLAIN else f"node-{number + 1}"
-    node = DemoNode(name, gpus, clock, number * _PODS_PER_NODE, number == _PLAIN)
+    is_plain = number == _PLAIN
+    name = "workstation-1" if is_plain else f"node-{number + 1}"
+    first = number * _PODS_PER_NODE
+    node = DemoNode(name, gpus, clock, first, is_plain)
     if number == 1:
         node.driver.gpus[_SLOW_GPU].relative_clock = _SLOW_CLOCK
     return node

@@ -58,9 +58,13 @@ def count_tokens(tenant: Tenant, busy_seconds: float, at: float) -> Tokens | Non
     if model is None:
         return None
 
-    part = _PROMPT_PART + _SWING * math.sin(math.tau * at / _SWING_SECONDS)
-    prompt = model.prompt * busy_seconds * part / _PROMPT_PART
-    generated = model.generated * busy_seconds * (1 - part) / (1 - _PROMPT_PART)
+    swing = math.sin(math.tau * at / _SWING_SECONDS)
+    part = _PROMPT_PART + _SWING * swing
+    prompt_seconds = busy_seconds * part / _PROMPT_PART
+    other_seconds = busy_seconds * (1 - part) / (1 - _PROMPT_PART)
+
+    prompt = model.prompt * prompt_seconds
+    generated = model.generated * other_seconds
     return Tokens(prompt, generated)
 
 

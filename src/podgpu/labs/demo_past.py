@@ -110,7 +110,7 @@ def write_past(
         samples = []
         for exporter in exporters:
             tenants = step.find_tenants(runs[exporter.node.name])
-            own = _sample_node(exporter.node, tenants, step)
+            own = list(_sample_node(exporter.node, tenants, step))
             exporter.recorder.append(at, own)
             samples += own
         cluster.append(at, samples)
@@ -188,15 +188,14 @@ def _list_runs(node: DemoNode) -> Iterator[_Run]:
             yield _Run(past, end + _JOB_HOURS, end)
 
 
-def _sample_node(node: DemoNode, tenants: Sequence[Tenant], step: _Step) -> list[GpuSample]:
-    samples = []
+def _sample_node(node: DemoNode, tenants: Sequence[Tenant], step: _Step) -> Iterator[GpuSample]:
     for gpu in node.driver.gpus:
         on_gpu = [tenant for tenant in tenants if tenant.gpu == gpu.number]
         for instance, size in _divide(gpu):
             own = [tenant for tenant in on_gpu if tenant.gi_id == instance]
             users = on_gpu if instance is None else own
-            samples.append(_PastDevice(node, gpu, instance, size, own, users, step).sample())
-    return samples
+            device = _PastDevice(node, gpu, instance, size, own, users, step)
+            yield device.sample()
 
 
 def _divide(gpu: SimulatedGpu) -> list[tuple[int | None, float]]:
@@ -230,7 +229,11 @@ class _PastDevice(NamedTuple):
         names = {condition.name for condition in conditions}
         is_gone = NODE_GONE in names
         is_blind = is_gone or LOST in names
-        loads = {tenant: 0.0 if is_blind else self._load(tenant) for tenant in self.users}
+        loads = dict.fromkeys(self.users, 0.0)
+        if not is_blind:
+            for tenant in self.users:
+                loads[tenant] = _load_of(self.node, tenant, self.step)
+
         activity = self._compute_activity(loads)
 
         charges = []
@@ -297,9 +300,6 @@ class _PastDevice(NamedTuple):
                 text = describe_idle(workload)
                 yield ConditionRecord(IDLE, text, account=_account_of(tenant))
 
-    def _load(self, tenant: Tenant) -> float:
-        return _load_of(self.node, tenant, self.step)
-
     def _compute_activity(self, loads: Mapping[Tenant, float]) -> LoadActivity:
         sizes: dict[int | None, float] = {}
         if self.instance is None and self.gpu.instances:
@@ -310,7 +310,10 @@ class _PastDevice(NamedTuple):
         for tenant, load in loads.items():
             work = load * sizes.get(tenant.gi_id, 1.0)
             use += work
-            tensor += work * self.node.load_of(tenant).tensor
+
+            process = self.node.load_of(tenant)
+            tensor += work * process.tensor
+
         return LoadActivity(use, tensor, DRAM * use)
 
     def _has_engine(self, pod: str) -> bool:
@@ -322,10 +325,12 @@ class _PastDevice(NamedTuple):
         seconds = self.step.seconds
         load = loads[tenant]
         share = 1 / len(self.tenants)
+
         part = share
         all_loads = sum(loads[other] for other in self.tenants)
         if all_loads:
             part = load / all_loads
+
         watts = compute_watts(self.gpu.model, activity) * self.size
         joules = watts * seconds * part
         if is_blind:
@@ -339,10 +344,13 @@ class _PastDevice(NamedTuple):
             underused = max(0.0, share - load) * seconds
         if tenant.user:
             underused = None  # a user without Kubernetes reserves nothing
+
         tokens = count_tokens(tenant, busy, self.step.at)
         if tokens is None and self._has_engine(tenant.pod):
             # Its reranker belongs to the cost of its tokens.
             tokens = Tokens()
+
+        others = activity.busy - load
         return HeldTime(
             held=seconds,
             share=share,
@@ -350,7 +358,7 @@ class _PastDevice(NamedTuple):
             busy_min=busy,
             busy_max=busy,
             idle=idle,
-            waited=load * (activity.busy - load) * seconds,
+            waited=busy * others,
             joules=joules,
             underused=underused,
             tokens=tokens,
@@ -383,7 +391,9 @@ def _load_of(node: DemoNode, tenant: Tenant, step: _Step) -> float:
 
 
 def _day_load(at: float) -> float:
-    return _NIGHT + (1 - _NIGHT) * (0.5 - 0.5 * math.cos(math.tau * (at % DAY) / DAY))
+    time_of_day = at % DAY / DAY
+    daylight = 0.5 - 0.5 * math.cos(math.tau * time_of_day)
+    return _NIGHT + (1 - _NIGHT) * daylight
 
 
 @cache

@@ -100,14 +100,7 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     curve_preferences: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        _check_name("client_auth_type", self.client_auth_type, CLIENT_AUTH)
-        _check_name("min_version", self.min_version, VERSIONS)
-        _check_name("max_version", self.max_version, VERSIONS)
-        for name in self.cipher_suites or ():
-            _check_name("cipher_suites", name, (*CIPHERS, *TLS13_CIPHERS))
-        for name in self.curve_preferences or ():
-            _check_name("curve_preferences", name, CURVES)
-
+        self._check_names()
         lowest, highest = self.versions
         if lowest > highest:
             raise ValueError(
@@ -124,6 +117,15 @@ class TlsConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise ValueError(
                 "client_ca and client_allowed_sans have no effect without client_auth_type"
             )
+
+    def _check_names(self) -> None:
+        _check_name("client_auth_type", self.client_auth_type, CLIENT_AUTH)
+        _check_name("min_version", self.min_version, VERSIONS)
+        _check_name("max_version", self.max_version, VERSIONS)
+        for name in self.cipher_suites or ():
+            _check_name("cipher_suites", name, (*CIPHERS, *TLS13_CIPHERS))
+        for name in self.curve_preferences or ():
+            _check_name("curve_preferences", name, CURVES)
 
     @property
     def is_enabled(self) -> bool:

@@ -172,7 +172,9 @@ class SimulatedGpu:
         while self.at < now:
             end = now
             if self.running() and now - self.at <= LONG_GAP:
-                end = min(now, math.floor(self.at) + 1.0)
+                next_second = math.floor(self.at) + 1.0
+                end = min(now, next_second)
+
             self._step(end - self.at, self.activity)
             self.at = end
 
@@ -212,8 +214,12 @@ class SimulatedGpu:
         parts = split_busy(loads, second)
         # A sum of fractions may be 1.0000000000000002.
         busy = min(1.0, sum(parts))
-        tensors = [load.tensor * part for load, part in zip(loads, parts, strict=True)]
-        return LoadActivity(busy, sum(tensors), DRAM * busy)
+
+        tensor = 0.0
+        for load, part in zip(loads, parts, strict=True):
+            tensor += load.tensor * part
+
+        return LoadActivity(busy, tensor, DRAM * busy)
 
     def running(self, gi_id: int | None = None) -> list[SimulatedLoad]:
         running = [placed.load for placed in self.loads if placed.is_running]

@@ -78,7 +78,8 @@ class SimulatedKubelet:
         for pod in self.pods:
             entry = answer.pod_resources.add(name=pod.name, namespace=pod.namespace)
             for container, resources in pod.containers.items():
-                entry.containers.add(name=container, devices=encode_devices(resources))
+                devices = encode_devices(resources)
+                entry.containers.add(name=container, devices=devices)
         return bytes(answer.SerializeToString())
 
     def list_devices(self) -> bytes:
