@@ -14,6 +14,8 @@ from podgpu.errors import SourceError, UsageError, one_line
 
 T = TypeVar("T")
 _MAX_DEPTH = 100
+BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises if the content is not JSON of its type."""
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _lock = threading.Lock()
 
@@ -62,7 +64,7 @@ def decode_json(content: bytes, path: str, kind: type[T]) -> T:
     """
     try:
         return find_decoder(kind).decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except BAD_JSON as error:
         problem = format_error(error) if content else "it is empty"
         raise malformed(path, problem) from error
 

@@ -21,7 +21,7 @@ import msgspec
 from yarl import URL
 
 from podgpu import __version__
-from podgpu.decode import find_decoder
+from podgpu.decode import BAD_JSON, find_decoder
 from podgpu.errors import SourceError, UsageError, one_line
 from podgpu.files import FileIdentity, identify_file, read_bounded
 from podgpu.tls import Pem, make_client_context
@@ -379,7 +379,7 @@ def read_error(body: bytes) -> str:
     """Returns the message of an error response of podgpu's API. Empty if there is none."""
     try:
         text = find_decoder(_ErrorAnswer).decode(body).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except BAD_JSON:
         return ""
     return one_line(text)[:_MAX_ERROR]
 

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-import msgspec
-
-from podgpu.decode import find_decoder
+from podgpu.decode import BAD_JSON, find_decoder
 from podgpu.errors import SourceError
 from podgpu.http_client import HttpClient
 
@@ -57,6 +55,6 @@ def read_answer(
 def decode_answer(body: bytes, path: str, kind: type[_Answer], shown: str) -> _Answer:
     try:
         return find_decoder(kind).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except BAD_JSON as error:
         text = f"{shown} returned no valid /{path}: is it the address of podgpu cluster? ({error})"
         raise SourceError("malformed", text) from error

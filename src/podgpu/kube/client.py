@@ -30,7 +30,7 @@ import msgspec
 from aiohttp.http import HttpProcessingError
 from msgspec import field
 
-from podgpu.decode import find_decoder
+from podgpu.decode import BAD_JSON, find_decoder
 from podgpu.errors import SourceError, one_line
 from podgpu.files import read_bounded
 from podgpu.http_client import explain_errors, open_session, read_body
@@ -89,7 +89,7 @@ class ApiClient:
         body = await self.read(path, params)
         try:
             return find_decoder(KubeObject).decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except BAD_JSON as error:
             problem = f"the answer to {path} is not a JSON object: check that this is an API server"
             raise SourceError("bad_answer", problem) from error
 
@@ -245,7 +245,7 @@ def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceEr
     reason = _STATUSES.get(status, "server_error" if status >= 429 else "bad_answer")
     try:
         message = str(find_decoder(KubeObject).decode(body).get("message"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except BAD_JSON:
         message = body[:2000].decode("utf-8", "replace")
 
     message = one_line(" ".join(message.split()))[:600]

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from podgpu.decode import find_decoder
+from podgpu.decode import BAD_JSON, find_decoder
 from podgpu.errors import SourceError, UsageError, few_of, one_line
 from podgpu.http_client import read_error
 from podgpu.kube.client import ApiClient, ApiResponse, Credentials
@@ -212,7 +212,7 @@ class KubeAddress:
         try:
             if response.status == 200:
                 return read_list(find_decoder(KubeObject).decode(response.body), "items")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except BAD_JSON:
             pass
 
         message = _read_status(response.body) or "the answer is not a list of Services"
@@ -274,7 +274,7 @@ def _read_status(body: bytes) -> str:
     """Returns the API server's own message. Empty if the Service answered."""
     try:
         status = find_decoder(_Status).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except BAD_JSON:
         return ""
     text = status.message or status.reason or "no message"
     return one_line(" ".join(text.split()))[:600]
@@ -310,7 +310,7 @@ async def _find_user(client: ApiClient) -> str:
         body = await client.create(_REVIEWS, document)
         review: Any = find_decoder(KubeObject).decode(body)
         return str(review["status"]["userInfo"]["username"])
-    except (SourceError, msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
+    except (SourceError, *BAD_JSON, LookupError, TypeError):
         return ""
 
 
@@ -318,7 +318,7 @@ def _choose(objects: list[KubeObject]) -> ServiceName:
     """Returns the only Service. Ignores a demo beside a real view."""
     views = []
     for item in objects:
-        labels = read_map(_metadata(item), "labels")
+        labels = read_map(read_map(item, "metadata"), "labels")
         if labels[_COMPONENT] != "demo":
             views.append(item)
 
@@ -338,12 +338,8 @@ def _choose(objects: list[KubeObject]) -> ServiceName:
     return services[0]
 
 
-def _metadata(item: KubeObject) -> KubeObject:
-    return read_map(item, "metadata")
-
-
 def _make_service(item: KubeObject) -> ServiceName:
-    metadata = _metadata(item)
+    metadata = read_map(item, "metadata")
     port = _find_port(read_list(read_map(item, "spec"), "ports"))
     scheme = "https" if port.get("appProtocol") == "https" else "http"
     number = str(port.get("port", _USUAL_PORT))

@@ -234,8 +234,11 @@ def conditions_from_fields(values: Mapping[int, object]) -> dict[str, str | None
     details: dict[str, str | None] = {}
     for field, condition in FIELD_CONDITIONS.items():
         value = values.get(field)
-        if isinstance(value, int | float):
-            details[condition] = field_detail(condition, value) if value > 0 else None
+        if not isinstance(value, int | float):
+            continue
+        details[condition] = None
+        if value > 0:
+            details[condition] = field_detail(condition, value)
     return details
 
 

@@ -184,9 +184,10 @@ def value_printed(field: Field, number: float) -> int | float:
     """
     if not math.isfinite(number) or number >= _TOO_MUCH_FOR_64_BITS:
         raise Blank(str(number))
+    raw: int | float = number
     if field.type != "float" and number.is_integer():
-        return _number(field, int(number), int(number))
-    return _number(field, number, number)
+        raw = int(number)
+    return _number(field, raw, raw)
 
 
 def _number(field: Field, raw: Any, converted: int | float) -> int | float:

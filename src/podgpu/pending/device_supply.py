@@ -133,10 +133,10 @@ class Devices:
     def count(self, driver: str, node: NodeRecord) -> tuple[float, float]:
         """Returns how many devices of a driver a node has, and how many are free."""
         devices = [device for device in self.list_on(node) if device.driver == driver]
-        anything = _Choice(DeviceRequest("", ""), devices)
-        total = self._count([anything], ())
-        free = self._count([anything], _select_taken(self.taken, devices))
-        return total, free
+        taken = _select_taken(self.taken, devices)
+        anything = DeviceRequest("", "")
+        choices = [_Choice(anything, devices)]
+        return self._count(choices, ()), self._count(choices, taken)
 
     def _count(self, choices: Iterable[_Choice], taken: Sequence[AllocatedDevice]) -> int:
         """Returns how many devices can be had at the same time. Partitions exclude each other."""
@@ -264,6 +264,7 @@ class _Room:
             if each.is_shared:
                 self._consume(each.device, each.consumed)
                 continue
+
             self._whole.add(each.device)
             device = by_id.get(each.device)
             if device is not None:

@@ -139,12 +139,12 @@ def parse_claim(body: KubeObject) -> ClaimRecord:
 
 def _parse_result(result: KubeObject) -> AllocatedDevice:
     driver = intern(result["driver"])
-    pool = intern(result["pool"])
-    device = intern(result["device"])
     capacity = read_map(result, "consumedCapacity")
-    consumed = _parse_quantities(capacity, driver)
-    is_shared = bool(result.get("shareID"))
-    return AllocatedDevice((driver, pool, device), consumed, is_shared=is_shared)
+    return AllocatedDevice(
+        device=(driver, intern(result["pool"]), intern(result["device"])),
+        consumed=_parse_quantities(capacity, driver),
+        is_shared=bool(result.get("shareID")),
+    )
 
 
 def parse_claim_spec(spec: KubeObject) -> ClaimSpec:
@@ -261,6 +261,7 @@ def _parse_defaults(capacity: KubeObject, driver: str) -> Quantities:
             amount = entry["value"]
         name = _qualify(name, driver)
         amounts.append((name, parse_quantity(str(amount))))
+
     return tuple(amounts)
 
 
@@ -290,4 +291,8 @@ def newest_slices(slices: Iterable[SliceRecord]) -> list[SliceRecord]:
         pool = each.driver, each.pool
         generations[pool] = max(each.generation, generations.get(pool, 0))
 
-    return [each for each in every if each.generation == generations[each.driver, each.pool]]
+    selected = []
+    for each in every:
+        if each.generation == generations[each.driver, each.pool]:
+            selected.append(each)
+    return selected

@@ -175,6 +175,7 @@ class Explainer:
             waiting = cut_names(pod.waiting)
             names = (pod.node, *waiting.shown)
             return Reason(key="starting", names=names, unnamed=waiting.unnamed)
+
         if pod.gates:
             return self._explain_gates(pod)
 
@@ -220,6 +221,7 @@ class Explainer:
         if share is not None:
             gpus = share.fraction * share.devices
             amounts = ((GPU_RESOURCE, round(gpus * MILLI)),)
+
         shortage = find_shortage([queue], amounts)
         if shortage is None:
             return None
@@ -279,6 +281,7 @@ class Explainer:
         for name, milli in gpus:
             if name in self.cluster.offered:
                 offered.append((name, milli))
+
         return tuple(offered) or gpus
 
     def _explain_fit(self, wish: Wish, pod: PendingPod) -> FitExplanation:
@@ -286,10 +289,14 @@ class Explainer:
         # so the answer for it differs from the answer for pods with the same needs.
         own = pod.uid if pod.nominated_node else ""
         key = wish, own
-        if key not in self._known:
-            if len(self._known) >= self._max_kinds:
-                return FitExplanation((Reason(key="many", total=self._max_kinds),))
-            self._known[key] = self._compute_fit(wish, pod)
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        if len(self._known) >= self._max_kinds:
+            too_many = Reason(key="many", total=self._max_kinds)
+            return FitExplanation((too_many,))
+
+        self._known[key] = self._compute_fit(wish, pod)
         return self._known[key]
 
     def _compute_fit(self, wish: Wish, pod: PendingPod) -> FitExplanation:
@@ -321,6 +328,7 @@ class Explainer:
             if check.is_unknown:
                 yield Reason(key="unchecked", names=("dra_selector",), nodes=0)
                 return
+
             missing.update(dict.fromkeys(check.lacking))
 
         offered: set[str] = set()
@@ -338,6 +346,7 @@ class Explainer:
             else:
                 key = "not_offered"
                 names = resources
+
             yield Reason(key=key, resource=name, names=names.shown, unnamed=names.unnamed)
 
 
@@ -390,12 +399,15 @@ def _list_reasons(wish: Wish, checks: Sequence[Check]) -> list[Reason]:
     First comes the reason of the latest stage: its nodes passed all other stages. Then come
     reasons that are the only one on some node, then others, each with the most nodes first.
     """
+    reasons = []
     groups = group_by(checks, lambda check: check.failures[0])
-    others = [_make_reason(wish, failure, group) for failure, group in groups.items()]
-    latest = max(others, key=lambda reason: STAGES.index(reason.key))
-    others.remove(latest)
-    others.sort(key=lambda reason: (reason.alone, reason.nodes or 0), reverse=True)
-    return [latest, *others]
+    for failure, group in groups.items():
+        reasons.append(_make_reason(wish, failure, group))
+
+    latest = max(reasons, key=lambda reason: STAGES.index(reason.key))
+    reasons.remove(latest)
+    reasons.sort(key=lambda reason: (reason.alone, reason.nodes or 0), reverse=True)
+    return [latest, *reasons]
 
 
 def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reason:
@@ -457,6 +469,7 @@ def _list_names(key: str, wish: Wish, checks: Sequence[Check]) -> list[str]:
     if key == "selector":
         unmet = list_unmet(wish.needs.selectors, [node.labels for node in nodes])
         return [requirement.text for requirement in unmet]
+
     if key in ("cordoned", "not_ready"):
         return [node.name for node in nodes]
 

@@ -7,7 +7,7 @@ import msgspec
 from podgpu.fleet.hold import wasteful_since
 from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.state import ClusterState
-from podgpu.known import select_known
+from podgpu.known import add_known
 from podgpu.model import PodName, WorkloadOwner
 
 
@@ -43,20 +43,23 @@ def list_idle_pods(state: ClusterState) -> dict[PodName, IdlePod]:
 
 def _make_idle_pod(state: ClusterState, parts: list[HeldPart]) -> IdlePod | None:
     starts = []
+    gpus = 0.0
+    cost: float | None = None
     for part in parts:
         since = wasteful_since(part, state.taken_at, state.settings.idle_after)
         if since is None:
             return None
         starts.append(since)
+        gpus += part.gpu_fraction
+        cost = add_known(cost, part.cost_per_hour)
 
     first = parts[0]
-    costs = select_known(part.cost_per_hour for part in parts)
 
     return IdlePod(
         namespace=first.holder.namespace,
         pod=first.holder.pod,
         owner=first.owner,
-        gpus=sum(part.gpu_fraction for part in parts),
+        gpus=gpus,
         idle_since=max(starts),
-        cost_per_hour=sum(costs) if costs else None,
+        cost_per_hour=cost,
     )

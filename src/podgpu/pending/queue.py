@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from podgpu.errors import UsageError
-from podgpu.known import select_known
+from podgpu.known import add_known, round_known
 from podgpu.model import WorkloadOwner, group_by_key
 from podgpu.pending.cluster_index import FreeGpus
 from podgpu.pending.cluster_objects import PendingPod
@@ -211,8 +211,10 @@ def _group(
         )
         pairs.append((kind, explanation))
 
-    groups = group_by_key(pairs)
-    return [_make_group(kind, members, visible) for kind, members in groups.items()]
+    made = []
+    for kind, members in group_by_key(pairs).items():
+        made.append(_make_group(kind, members, visible))
+    return made
 
 
 def _make_group(
@@ -254,12 +256,12 @@ def _view_pod(pod: PendingPod) -> QueuedPod:
 
 
 def _view_unblock(option: Unblock, visible: Collection[str] | None) -> UnblockView:
-    pods = [_hide_pod(pod, visible) for pod in option.pods]
-    costs = select_known(pod.cost_per_hour for pod in pods)
-    total = None
-    if costs:
-        total = round(sum(costs), 4)
-    return UnblockView(node=option.node, pods=pods, cost_per_hour=total)
+    pods = []
+    cost: float | None = None
+    for pod in option.pods:
+        pods.append(_hide_pod(pod, visible))
+        cost = add_known(cost, pod.cost_per_hour)
+    return UnblockView(node=option.node, pods=pods, cost_per_hour=round_known(cost))
 
 
 def _hide_pod(pod: IdlePod, visible: Collection[str] | None) -> IdlePod:

@@ -138,8 +138,12 @@ def parse_cluster_queue(body: KubeObject) -> QuotaHolder:
 
     used: dict[str, int] = {}
     _add_amounts(used, read_list(status, "flavorsReservation"), "total")
-    quotas = [QuotaRecord(name, limit, used.get(name, 0)) for name, limit in limits.items()]
-    return QuotaHolder("ClusterQueue", body["metadata"]["name"], quotas=tuple(quotas))
+    quotas = []
+    for name, limit in limits.items():
+        quotas.append(QuotaRecord(name, limit, used.get(name, 0)))
+
+    name = body["metadata"]["name"]
+    return QuotaHolder("ClusterQueue", name, quotas=tuple(quotas))
 
 
 def _add_amounts(sums: dict[str, int], flavors: Iterable[KubeObject], field: str) -> None:

@@ -70,6 +70,7 @@ def amount(value: float | None, resource: str) -> str:
     if resource in ("memory", "ephemeral-storage"):
         size = "an unknown amount" if value is None else f"{number(value / _GIB)} GiB"
         return f"{size} of {resource}"
+
     if resource == "pods":
         return f"{number(value)} {'pod slot' if value == 1 else 'pod slots'}"
     if resource == "gpu-memory":

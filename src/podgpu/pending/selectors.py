@@ -103,8 +103,10 @@ def parse_selector(body: KubeObject | None) -> NodeSelector:
         requirements = []
         for expression in read_list(term, "matchExpressions"):
             requirements.append(_parse_requirement(expression, ""))
+
         for expression in read_list(term, "matchFields"):
             requirements.append(_parse_requirement(expression, _FIELD_PREFIX))
+
         terms.append(tuple(requirements))
 
     return NodeSelector(tuple(terms), is_set=True)
@@ -123,6 +125,7 @@ def parse_pod_selectors(spec: KubeObject) -> tuple[NodeSelector, ...]:
         term = []
         for key, value in sorted(labels.items()):
             term.append(Requirement(key, "In", (value,)))
+
         selectors.append(NodeSelector((tuple(term),), is_set=True))
 
     affinity = read_map(read_map(spec, "affinity"), "nodeAffinity")

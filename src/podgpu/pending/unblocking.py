@@ -74,7 +74,8 @@ class UnblockingSearch:
         uids = {each.uid for each in ended}
         remaining = [each for each in candidate.pods if each.uid not in uids]
         later = CandidateNode(candidate.node, remaining)
-        check = check_node(self.cluster, wish, pod, later, self._take_back(uids))
+        taken = self._take_back(uids)
+        check = check_node(self.cluster, wish, pod, later, taken)
         return not check.failures
 
     def _take_back(self, uids: set[str]) -> Taken:
