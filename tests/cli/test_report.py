@@ -186,6 +186,10 @@ def test_html_and_csv(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--url", url, "--by", "label:team", "--format", "html"]) == 0
     page = capsys.readouterr().out
     assert f"<td>{html.escape(HOSTILE)}</td>" in page
+    assert page.count("<main>") == 1
+    scrollable = re.findall('<div tabindex="0" role="region" aria-label="([^"]+)">', page)
+    assert scrollable == re.findall("<h2>([^<]+)</h2><div", page), "the keyboard can scroll it"
+    assert '<table class="prose">' in page, "sentences are wrapped"
     assert "<img" not in page
     assert '<meta name="viewport"' in page, "a phone must not shrink the page"
     assert "<h2>By team</h2>" in page

@@ -51,6 +51,7 @@ _MARKUP = re.compile(r"[\\`*_~\[\]<>|&@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Matches the characters to escape in Markdown: those of markup, HTML, cells and bare addresses."""
 _CODE = re.compile("`([^`]+)`")
 _STYLE = """<style>
+:root { color-scheme: light dark; --even: #eee }
 body { font: 16px/1.4 sans-serif; margin: 2em auto; max-width: 90em; padding: 0 1em }
 h1 { font-size: 1.4em }
 h2 { font-size: 1.15em }
@@ -58,9 +59,15 @@ div { overflow-x: auto }
 table { border-collapse: collapse }
 td, th { padding: .3em .8em; text-align: right; vertical-align: top }
 td { font-variant-numeric: tabular-nums; white-space: nowrap }
-td:first-child, th:first-child { text-align: left }
-td:only-child { white-space: normal }
-tr:nth-child(even) { background: #eee }
+tr { background: Canvas }
+tr:nth-child(even) { background: var(--even) }
+td:first-child, th:first-child { text-align: left; position: sticky; left: 0; background: inherit }
+.prose :is(td, th) { text-align: left; white-space: normal; min-width: 5em; position: static }
+@media (max-width: 45em) {
+  td, th { padding: .3em .5em }
+  td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 8em }
+}
+@media (prefers-color-scheme: dark) { :root { --even: #2a2a2a } }
 </style>"""
 
 
@@ -180,7 +187,7 @@ def _make_savings_tables(client: ViewClient, range: str) -> list[_Table]:
     header = ["Do", "Why", "Assumes", "Falsified by"]
     tables.append(_Table("Before and after", TOTALS, make_totals(savings)))
     tables.append(_Table("What could be given back", LINES, make_lines(savings)))
-    tables.append(_Table("Why", header, says))
+    tables.append(_Table("Why", header, says, is_prose=True))
     return tables
 
 
@@ -313,21 +320,25 @@ def _write_html(title: str, notes: Iterable[str], tables: Iterable[_Table]) -> s
         f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{heading}</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         _STYLE,
-        f"<h1>{heading}</h1><ul>{_write_prose('li', notes)}</ul>",
+        f"<main><h1>{heading}</h1><ul>{_write_prose('li', notes)}</ul>",
     ]
     parts += map(_write_html_table, tables)
-    return "\n".join(parts) + "\n</html>\n"
+    return "\n".join(parts) + "\n</main></html>\n"
 
 
 def _write_html_table(table: _Table) -> str:
-    title = f"<h2>{html.escape(table.title)}</h2>"
+    name = html.escape(table.title)
+    title = f"<h2>{name}</h2>"
     if not table.rows:
         return f"{title}<p>None.</p>"
 
     write = _write_prose if table.is_prose else _write_elements
     rows = [f"<tr>{_write_elements('th', table.header)}</tr>"]
     rows += [f"<tr>{write('td', row)}</tr>" for row in table.rows]
-    return f"{title}<div><table>{''.join(rows)}</table></div>"
+    kind = ' class="prose"' if table.is_prose else ""
+    content = f"<table{kind}>{''.join(rows)}</table>"
+    # The keyboard can scroll a wide table.
+    return f'{title}<div tabindex="0" role="region" aria-label="{name}">{content}</div>'
 
 
 def _write_elements(tag: str, texts: Iterable[str]) -> str:
