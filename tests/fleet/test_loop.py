@@ -89,9 +89,7 @@ def test_a_round_is_published_at_its_end() -> None:
     assert cluster.is_on_time
     time.now += 1.0
     assert not cluster.is_on_time
-    assert b"avg_GPU_utilization" not in asyncio.run(cluster.metrics("metrics")).plain, (
-        "no values of a hung loop"
-    )
+    assert b"avg_GPU_utilization" not in cluster.render_metrics().plain, "no values of a hung loop"
 
 
 def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -177,9 +177,10 @@ class Cluster:
         for reader in self.readers:
             reader(state)
 
-    async def metrics(self, name: Literal["metrics", "nodes"]) -> Body:
-        shown = name if self.is_on_time else "stale"
-        return await asyncio.to_thread(getattr, self.published, shown)
+    def render_metrics(self) -> Body:
+        if self.is_on_time:
+            return self.published.metrics
+        return self.published.stale
 
     async def fetch(self, target: str, path: str) -> bytes:
         """Requests a path from a node's exporter. Raises SourceError."""

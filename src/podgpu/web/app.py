@@ -24,7 +24,7 @@ from podgpu.errors import StartError, UsageError
 from podgpu.http_client import url_host
 from podgpu.tls import MakeTlsContext
 from podgpu.web.connections import ConnectionLimits, LimitedServer
-from podgpu.web.responses import open_probe_thread
+from podgpu.web.responses import open_own_threads
 
 if TYPE_CHECKING:
     from podgpu.web.protection import Protection
@@ -117,7 +117,7 @@ def make_application(
 ) -> web.Application:
     app = web.Application(client_max_size=64 * 1024)
     app.add_routes(handlers)
-    app.cleanup_ctx.append(open_probe_thread)
+    app.cleanup_ctx.append(open_own_threads)
     if protection:
         app.middlewares.append(protection.check_request)
         app.on_response_prepare.append(protection.add_headers)

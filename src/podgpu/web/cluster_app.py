@@ -18,7 +18,13 @@ from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_in_cluster, forget_route
 from podgpu.web.page_routes import ReadQueue, page_routes
 from podgpu.web.push import OtlpPusher, PushSettings
-from podgpu.web.responses import METRICS_HEADERS, body_response, describe_health, probe_routes
+from podgpu.web.responses import (
+    METRICS_HEADERS,
+    body_response,
+    describe_health,
+    probe_routes,
+    render_scrape,
+)
 
 if TYPE_CHECKING:
     from podgpu.past.interface import Past
@@ -41,10 +47,14 @@ def cluster_application(
     """`lifecycle` enables POST /-/forget. `access` limits what users see to their namespaces."""
 
     async def metrics(request: web.Request) -> web.Response:
-        return body_response(request, await cluster.metrics("metrics"), METRICS_HEADERS)
+        body = await render_scrape(request, cluster.render_metrics)
+        return body_response(request, body, METRICS_HEADERS)
 
     async def node_metrics(request: web.Request) -> web.Response:
-        body = await cluster.metrics("nodes") if cluster.is_on_time else NO_METRICS
+        body = NO_METRICS
+        if cluster.is_on_time:
+            published = cluster.published
+            body = await render_scrape(request, lambda: published.nodes)
         return body_response(request, body, METRICS_HEADERS)
 
     complete_gpu = partial(_complete_gpu, cluster)

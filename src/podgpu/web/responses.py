@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -23,6 +24,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Probe = Callable[[], tuple[bool, str]]
 """Returns whether the probe succeeds, and the text of the response."""
 _PROBE_THREAD = web.AppKey("probe_thread", ThreadPoolExecutor)
+_SCRAPE_THREAD = web.AppKey("scrape_thread", ThreadPoolExecutor)
 
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -44,15 +46,23 @@ def describe_health(problems: Sequence[str]) -> str:
     return "\n".join(["degraded", *problems, ""])
 
 
-async def open_probe_thread(app: web.Application) -> AsyncIterator[None]:
-    """Opens the thread of the probes, and ends it with the application.
+async def open_own_threads(app: web.Application) -> AsyncIterator[None]:
+    """Opens the threads of probes and scrapes, and ends them with the application.
 
-    A probe may build the document. It has its own thread, because those of the pool may be busy
-    with pages, and the kubelet restarts a container that answers late.
+    Both may build the document. They have their own threads, because those of the pool may be busy
+    with pages: the kubelet restarts a container that answers late, and a late scrape is a gap.
     """
     app[_PROBE_THREAD] = ThreadPoolExecutor(1, "probes")
+    app[_SCRAPE_THREAD] = ThreadPoolExecutor(1, "scrapes")
     yield
     app[_PROBE_THREAD].shutdown(wait=False)
+    app[_SCRAPE_THREAD].shutdown(wait=False)
+
+
+async def render_scrape(request: web.Request, render: Callable[[], Body]) -> Body:
+    """Renders metrics in the thread of the scrapes."""
+    thread = request.app[_SCRAPE_THREAD]
+    return await asyncio.get_running_loop().run_in_executor(thread, render)
 
 
 def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
@@ -107,7 +117,7 @@ def serve_text(
         elif text in published.rendered:
             body = published.rendered[text]
         else:
-            body = await asyncio.to_thread(published.render, text)
+            body = await render_scrape(request, partial(published.render, text))
 
         return body_response(request, body, headers)
 
