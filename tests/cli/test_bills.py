@@ -126,6 +126,8 @@ def test_rows_without_a_name(
     assert lines[:2] == [f"Cost, {TITLE}", ""]
     assert [line.split("  ")[0] for line in lines[2:]] == [header, nameless, "Total"]
     assert "  Cost  Wasted, idle  " in lines[2], "no currency is known"
+    end = lines[2].index("GPU-hours") + len("GPU-hours")
+    assert [line[:end].split("  ")[-1].strip() for line in lines[3:]] == ["2.00", "48.00"]
 
 
 def test_underused_time_is_unknown_only_if_something_was_held(

@@ -201,6 +201,21 @@ def test_memory(size: float | None, text: str) -> None:
     assert format_gib(size) == text
 
 
+def test_a_hot_device_stands_out() -> None:
+    for celsius, expected in ((79.0, ""), (80.0, "warn"), (89.0, "warn"), (90.0, "bad")):
+        row = Table(lines_of(gpu(0, temperature_celsius=celsius)), "gpu").render()[0]
+        styles = {text.strip(): style for text, style in row}
+        assert styles[f"{celsius:.0f}C"] == expected
+
+
+def test_a_long_name_of_a_node_makes_room_for_the_holder() -> None:
+    nodes = [node(busy_gpu(0, PODS[0]), name=f"{number}-{'n' * 30}") for number in range(2)]
+    lines = make_lines(view(*nodes), NOW)
+    row = texts(Table(lines, "gpu", 130))[1]
+    assert row.split()[0] == "0-nnnnnn…nnnnnnn"
+    assert PODS[0].pod in row
+
+
 def test_several_nodes_have_a_column() -> None:
     assert "NODE" not in texts(table(None))[0]
     header, *rows = texts(table(None, nodes=2))

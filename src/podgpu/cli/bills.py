@@ -160,11 +160,17 @@ def _write_bill(
         yield f"- {one_line(note)}"
     yield ""
 
+    yield from _write_rows(answer, rows, names, namespace)
+
+
+def _write_rows(
+    answer: RangeAnswer, rows: Sequence[RangeRow], names: Sequence[str], namespace: str
+) -> Iterator[str]:
     header = [name_group(answer).capitalize(), *write_titles(names, answer.currency)]
     table = [[name_row(answer, row), *write_cells(names, row)] for row in rows]
     total = "Total of all namespaces" if namespace else "Total"
     totals = [total, *write_cells(names, answer.totals)]
-    if not is_waste:
+    if "wasted" not in names:
         yield from write_table(header, [*table, totals], 1)
         return
 

@@ -204,8 +204,6 @@ def _style_above(value: float | None, warn: float, bad: float) -> str:
 
 
 def _severity_style(line: Line) -> str:
-    if not line.is_slot:
-        return ""
     return line.severity
 
 

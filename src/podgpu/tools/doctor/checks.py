@@ -203,18 +203,8 @@ def _check_driver(
         yield _explain_driver_error(readings.error, proc, sysfs)
         return
 
-    values: dict[int, object] = {}
-    for reading in readings.read.values():
-        for device_values in reading.values.values():
-            values.update(device_values)
-
-    driver = values.get(_DRIVER_VERSION) or read_kernel_driver(proc) or "driver of unknown version"
-    text = f"NVIDIA {driver}"
-    if _NVML_VERSION in values:
-        text += f", NVML {values[_NVML_VERSION]}"
-    text += f", {plural(len(inventory.gpus), 'GPU')}"
-
-    yield ok("driver", text)
+    versions = _describe_versions(readings, proc)
+    yield ok("driver", f"{versions}, {plural(len(inventory.gpus), 'GPU')}")
     yield from _check_count(inventory, expected)
     for index, error in inventory.unreachable.items():
         yield wrong("GPUs", f"GPU {index} does not respond: {error}")
@@ -226,6 +216,18 @@ def _check_driver(
         if reading.errors:
             reasons = ", ".join(sorted(set(reading.errors)))
             yield note("GPUs", f"GPU {gpu.index}: some calls failed ({reasons})", _DMESG)
+
+
+def _describe_versions(readings: GpuReadings, proc: str) -> str:
+    values: dict[int, object] = {}
+    for reading in readings.read.values():
+        for device_values in reading.values.values():
+            values.update(device_values)
+
+    driver = values.get(_DRIVER_VERSION) or read_kernel_driver(proc) or "driver of unknown version"
+    if _NVML_VERSION in values:
+        return f"NVIDIA {driver}, NVML {values[_NVML_VERSION]}"
+    return f"NVIDIA {driver}"
 
 
 def _check_count(inventory: Inventory, expected: int | None) -> Iterator[Finding]:
@@ -599,8 +601,8 @@ def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> Iterator[
     if all_synced:
         time.sleep(_WATCH_REFUSED_S)
 
-    errors = dict.fromkeys(str(watch.error) for watch in watches if watch.error is not None)
-    for text in errors:
+    errors = [str(watch.error) for watch in watches if watch.error is not None]
+    for text in dict.fromkeys(errors):
         yield wrong("API server", text)
     if errors:
         return

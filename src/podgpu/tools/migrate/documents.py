@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -270,24 +270,18 @@ def migrate_rules(text: str, origin: str) -> RewriteResult:
     )
 
 
-def _rewrite_scalars(scalars: Iterable[_Scalar]) -> dict[_Scalar, RewriteResult]:
+def _rewrite_scalars(scalars: Sequence[_Scalar]) -> dict[_Scalar, RewriteResult]:
     # Metrics that rules of this file record from the exporter's series. Rules may read the metrics
     # of other rules, so this repeats until there are no more such metrics.
+    records = [scalar for scalar in scalars if scalar.use == "record"]
     recorded: frozenset[str] = frozenset()
     while True:
-        results: dict[_Scalar, RewriteResult] = {}
-        for scalar in scalars:
-            result = _rewrite_value(scalar, recorded)
-            if result is not None:
-                results[scalar] = result
-
+        results = _rewrite_values(scalars, recorded)
         readers = {scalar.rule for scalar, result in results.items() if result.reads_exporter}
-        records = [scalar for scalar in scalars if scalar.use == "record"]
-        found = {scalar.value for scalar in records if scalar.rule in readers}
+        found = frozenset(scalar.value for scalar in records if scalar.rule in readers)
         if found == recorded:
             break
-
-        recorded = frozenset(found)
+        recorded = found
 
     # Templates of rules that do not read the exporter's series stay unchanged. Their labels come
     # from other exporters.
@@ -295,6 +289,17 @@ def _rewrite_scalars(scalars: Iterable[_Scalar]) -> dict[_Scalar, RewriteResult]
         if scalar.use == "template" and scalar.rule not in readers:
             del results[scalar]
 
+    return results
+
+
+def _rewrite_values(
+    scalars: Iterable[_Scalar], recorded: frozenset[str]
+) -> dict[_Scalar, RewriteResult]:
+    results = {}
+    for scalar in scalars:
+        result = _rewrite_value(scalar, recorded)
+        if result is not None:
+            results[scalar] = result
     return results
 
 

@@ -233,6 +233,9 @@ class _Token(NamedTuple):
         return _Token(name, self.start + 1, self.end - 1, "")
 
 
+_Matcher = tuple[_Token, str, _Token]  # label, operator, value
+
+
 def _tokenize(text: str) -> list[_Token]:
     tokens = []
     for match in _TOKEN.finditer(text):
@@ -257,6 +260,21 @@ class _Expression:
     factor: Fraction = Fraction(1)  # unit conversion that the enclosing expression must apply
     is_range: bool = False
     is_exact: bool = False  # True if a rounding error of the value could change the result
+
+
+def _find_name(
+    name: _Token | None, matchers: Iterable[_Matcher]
+) -> tuple[_Token | None, list[str]]:
+    """Returns the metric that the matchers name, and the patterns of further names."""
+    patterns = []
+    for label, operator, value in matchers:
+        if label.text != _NAME:
+            continue
+        if operator == "=" and name is None:
+            name = value.unquote()
+        else:
+            patterns.append(value.text)
+    return name, patterns
 
 
 def _join(start: int, end: int, parts: Iterable[_Expression]) -> _Expression:
@@ -542,18 +560,12 @@ class _Rewriter:
 
     def _parse_selector(self, first: _Token, name: _Token | None) -> _Expression:
         """Parses `name`, `name{…}` or `{…}`. The range is parsed later."""
-        labels = []
-        patterns = []
+        matchers = []
         if name is None or self._accept("{"):
-            for label, operator, value in self._parse_list("}", self._parse_matcher):
-                labels.append(label)
-                if label.text != _NAME:
-                    continue
-                if operator == "=" and name is None:
-                    name = value.unquote()
-                else:
-                    patterns.append(value.text)
+            matchers = list(self._parse_list("}", self._parse_matcher))
 
+        labels = [label for label, _, _ in matchers]
+        name, patterns = _find_name(name, matchers)
         metric = name.text if name else ""
         part = _Expression(first.start, self._last_end, first, (metric,))
         # A text that consists only of a variable may be a number.
@@ -568,7 +580,7 @@ class _Rewriter:
         self._rename_labels(part, labels, (part,))
         return part
 
-    def _parse_matcher(self) -> tuple[_Token, str, _Token]:
+    def _parse_matcher(self) -> _Matcher:
         """Parses the label, operator and value of one matcher in a selector."""
         label = self._take_label()
         if label.kind == "string" and self._is_next(",", "}"):
