@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from podgpu.clock import Clock
+from podgpu.metrics.conditions import FABRIC_FIELD
+from podgpu.metrics.fields import CLOCK_EVENTS_FIELD, fields
 from podgpu.model import (
     HEALTHY,
     NS,
@@ -24,6 +26,7 @@ from podgpu.model import (
 from podgpu.node.agent.gpus import TelemetryResult
 from podgpu.node.agent.health import HealthReport, HealthWatch, PastFailure
 from podgpu.node.agent.xid_blame import Verdict
+from podgpu.node.gpu.source import FieldGroup
 from tests.nodes.clock import FakeClock
 
 UUID = "GPU-0"
@@ -53,6 +56,8 @@ class Gpu:
         *,
         error: str = "",
         links: int | None = None,
+        usual_links: int | None = None,
+        groups: Sequence[FieldGroup] = (),
         inventory: str = "",
         others: str = "",
         absent: bool = False,
@@ -65,7 +70,9 @@ class Gpu:
         if not absent:
             sources.append(SourceStatus("gpu0", not error, 0.0, error, device=UUID))
         sources += [SourceStatus("gpu", not others, 0.0, others, device=d.uuid) for d in OTHERS]
-        readings = {device.uuid: GpuReading({device: {}}, links_up=links) for device in OTHERS}
+        readings = {}
+        for device in OTHERS:
+            readings[device.uuid] = GpuReading({device: {}}, links_up=usual_links)
         if not (error or inventory or absent):
             own = {} if values is None else values
             readings[UUID] = GpuReading({GPU: own}, links_up=links)
@@ -75,12 +82,27 @@ class Gpu:
             readings=readings,
             sources=(*sources, *more),
             absent=frozenset({UUID} if absent else ()),
+            groups=tuple(groups),
         )
         self.watch.update(result)
         self.last = self.watch.report(self.holders, result, self.kubernetes)
         if UUID not in self.last.gpus:
             return {}
         return {one.name: one.detail for one in self.last.gpus[UUID].conditions}
+
+    def count_xids(self) -> dict[int, tuple[int, int]]:
+        """Returns the number of XIDs since the start and in the window, by XID."""
+        self.read()
+        xids = self.last.devices[UUID].xids
+        return {each.xid: (each.total, each.in_window) for each in xids}
+
+    def name_cause(self, xid: int, workload: Workload, pid: int = 40) -> list[tuple[str, int]]:
+        """Returns pod and total of each culprit."""
+        verdict = Verdict(UUID, xid, self.clock.wall(), workload, pid, "a.out", (Workload(),))
+        self.watch.add_verdicts([verdict])
+        self.read()
+        (count,) = self.last.devices[UUID].xids
+        return [(culprit.pod, culprit.total) for culprit in count.culprits]
 
     def add_xid(self, code: int) -> None:
         self.watch.add_xids([ErrorEvent(UUID, code, self.clock.wall())])
@@ -173,6 +195,62 @@ def test_a_known_cause_ends_after_ten_minutes(gpu: Gpu) -> None:
     assert gpu.read(seconds=200.0) == {}
 
 
+def test_xids_are_counted_since_the_start_and_in_the_window(gpu: Gpu) -> None:
+    gpu.read()
+    gpu.add_xid(79)
+    gpu.clock.advance(200.0)
+    gpu.add_xid(13)
+    gpu.add_xid(79)
+    assert gpu.count_xids() == {13: (1, 1), 79: (2, 2)}
+    assert gpu.last.devices[UUID].last_xid == 79
+    gpu.clock.advance(100.0)
+    assert gpu.count_xids() == {13: (1, 1), 79: (2, 1)}
+    gpu.clock.advance(200.0)
+    assert gpu.count_xids() == {13: (1, 0), 79: (2, 0)}
+
+
+def test_the_xid_of_an_application_is_no_condition_of_the_gpu(gpu: Gpu) -> None:
+    gpu.read()
+    gpu.add_xid(13)
+    assert gpu.read() == {}
+    assert gpu.last.gpus[UUID].failures == ()
+
+
+def test_culprits_are_counted_and_the_newest_is_last(gpu: Gpu) -> None:
+    gpu.read()
+    gpu.add_xid(13)
+    other = Workload("ns", "other", "main")
+    assert gpu.name_cause(13, POD) == [("train", 1)]
+    assert gpu.name_cause(13, other) == [("train", 1), ("other", 1)]
+    assert gpu.name_cause(13, POD, pid=41) == [("other", 1), ("train", 2)]
+    culprit = gpu.last.devices[UUID].xids[0].culprits[-1]
+    assert (culprit.pid, culprit.program) == (41, "a.out")
+    assert gpu.read()["application_xid"] == "13 by ns/train/main, 13 by ns/other/main"
+
+    for number in range(70):
+        names = gpu.name_cause(13, Workload("ns", f"p{number}", "main"))
+    assert [pod for pod, _ in names] == [f"p{number}" for number in range(6, 70)]
+    assert gpu.read()["application_xid"].endswith("and 70 more")
+
+
+def test_forgotten_xids_and_failures(gpu: Gpu) -> None:
+    gpu.watch.restore_failures([PastFailure(UUID, "lost", gpu.clock.wall(), is_present=True)])
+    gpu.read()
+    assert gpu.watch.forget_xids(UUID), "a failure"
+    assert not gpu.watch.forget_xids(UUID)
+    gpu.add_xid(79)
+    gpu.watch.add_verdicts([Verdict(UUID, 13, gpu.clock.wall(), POD)])
+    assert set(gpu.read()) == {"xid", "application_xid"}
+    assert gpu.watch.forget_xids(UUID)
+    assert gpu.read() == {}
+
+    assert not gpu.watch.is_lost(UUID)
+    gpu.read(error="gpu_lost")
+    assert gpu.watch.is_lost(UUID)
+    gpu.watch.forget(UUID)
+    assert not gpu.watch.is_lost(UUID)
+
+
 def test_failures_are_counted_until_a_quiet_day(gpu: Gpu) -> None:
     gpu.read()
     for _ in range(3):
@@ -238,6 +316,26 @@ def test_links_that_went_down(gpu: Gpu) -> None:
     assert "nvlink" in gpu.last.gpus[UUID].healthy
     assert gpu.read(links=17) == {"nvlink": "1/18"}
     assert gpu.read(links=18) == {}
+
+
+def test_links_that_were_never_up(gpu: Gpu) -> None:
+    assert gpu.read(links=16, usual_links=18) == {"nvlink": "2/18"}
+
+
+def test_a_gpu_that_is_not_registered_with_the_fabric(gpu: Gpu) -> None:
+    assert "fabric" in gpu.read({FABRIC_FIELD: 1}, links=18, usual_links=18)
+
+
+def test_clock_events_are_counted_when_they_begin(gpu: Gpu) -> None:
+    group = FieldGroup((fields()[CLOCK_EVENTS_FIELD],), 1.0)
+    power_cap, thermal = 0x4, 0x20
+    for mask in (power_cap, power_cap, power_cap | thermal, 0, thermal):
+        gpu.read({CLOCK_EVENTS_FIELD: mask}, groups=[group])
+    gpu.read({}, groups=[group])
+    events = gpu.last.devices[UUID].clock_events
+    assert sorted(events.values()) == [(2, 2), (3, 0)]
+    gpu.read({CLOCK_EVENTS_FIELD: 0}, seconds=61.0, groups=[group])
+    assert list(gpu.last.devices[UUID].clock_events.values()) == [(0, 2)]
 
 
 def test_a_gpu_without_a_bridge_has_no_links(gpu: Gpu) -> None:

@@ -232,7 +232,7 @@ class HealthWatch:
 
         # Unix times at which a GPU began to have a condition, by UUID and condition
         self._failures: dict[tuple[str, str], deque[float]] = {}
-        # UUIDs and conditions that were present when the exporter stopped
+        # UUIDs and conditions that were present when the exporter stopped, and have not ended since
         self._continued: set[tuple[str, str]] = set()
 
         # by device key and XID, then by workload
@@ -275,12 +275,7 @@ class HealthWatch:
             key = uuid, condition
             if detail is None:
                 self._continued.discard(key)
-            elif condition in before:
-                continue
-            elif key in self._continued:
-                # It began before the exporter started.
-                self._continued.discard(key)
-            else:
+            elif condition not in before and key not in self._continued:
                 self._add_failure(key, self._to_unix(now))
 
     def restore_failures(self, failures: Iterable[PastFailure]) -> None:
@@ -409,6 +404,7 @@ class HealthWatch:
         return self._forget_failures(uuid) or had_xids
 
     def _forget_failures(self, uuid: str) -> bool:
+        self._continued = {key for key in self._continued if key[0] != uuid}
         keys = [key for key in self._failures if key[0] == uuid]
         for key in keys:
             del self._failures[key]
