@@ -119,6 +119,17 @@ def test_a_line_of_another_fault_is_not_of_this_one(readings: Readings) -> None:
     assert readings.finish(BOTH) == "red"
 
 
+def test_the_process_is_known_but_not_its_container(readings: Readings) -> None:
+    readings.owners[GREEN] = ProcessOwner(problem="unreadable")
+    for pid in (STRANGER, GREEN):
+        readings.verdicts = []
+        readings.lines = []
+        readings.log(0.1, pid)
+        readings.fail()
+        assert readings.finish(BOTH) == "unknown"
+        assert readings.verdicts[0].pid == pid
+
+
 def test_processes_outside_pods_do_not_own_both_lines(readings: Readings) -> None:
     for pid in (RED, GREEN):
         readings.owners[pid] = ProcessOwner()
@@ -168,6 +179,20 @@ def test_a_process_that_is_on_the_engine_without_work_is_at_work(readings: Readi
 def test_a_listed_process_without_work_may_be_the_cause(readings: Readings) -> None:
     before(readings, BOTH)
     assert readings.finish({GREEN: 0}) == "unknown"
+
+
+def test_the_decision_waits_until_all_others_have_worked_again(readings: Readings) -> None:
+    before(readings, BOTH)
+    for later in (0.5, 1.5, 2.5):
+        readings.read(later, {})
+        assert readings.verdicts == []
+    assert readings.finish({GREEN: 10**8}) == "red"
+
+
+def test_a_process_that_did_not_work_is_not_the_cause(readings: Readings) -> None:
+    """The cause began and ended between two readings."""
+    before(readings, {GREEN: 10**8})
+    assert readings.finish({GREEN: 10**8}) == "unknown"
 
 
 def test_work_long_before_the_xid_is_no_evidence(readings: Readings) -> None:
