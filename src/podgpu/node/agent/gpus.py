@@ -232,7 +232,10 @@ class TelemetryCollector:
 
         A GPU that reappears has its old instances until it is read.
         """
-        devices = self._known.get(gpu.uuid) or self._absent.get(gpu.uuid, ())
+        devices = self._known.get(gpu.uuid)
+        if devices is None:
+            devices = self._absent.get(gpu.uuid, ())
+
         is_read = any(device.model for device in devices)
         if not is_read:
             return (gpu,)
@@ -401,7 +404,9 @@ def _merge_entities(readings: Iterable[GpuReading]) -> tuple[EntityState, ...]:
     for reading in readings:
         for entity in reading.entities:
             key = entity.kind, *entity.labels.values()
-            if key in merged:
-                entity = structs.replace(entity, fields=merged[key].fields | entity.fields)
+            earlier = merged.get(key)
+            if earlier is not None:
+                fields = earlier.fields | entity.fields
+                entity = structs.replace(entity, fields=fields)
             merged[key] = entity
     return tuple(merged.values())

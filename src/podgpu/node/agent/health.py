@@ -748,10 +748,11 @@ class EventLog(Generic[_Event]):
 
     def add(self, events: Sequence[_Event], now: float) -> None:
         """Adds events to the time window. Does not change `totals`."""
-        if not self._buckets or now - self._buckets[-1].began >= 1.0:
-            self._buckets.append(_Bucket(now, Counter()))
+        newest = self._buckets[-1] if self._buckets else None
+        if newest is None or now - newest.began >= 1.0:
+            newest = _Bucket(now, Counter())
+            self._buckets.append(newest)
 
-        newest = self._buckets[-1]
         newest.counts.update(events)
         self._recent.update(events)
 

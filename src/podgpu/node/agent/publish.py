@@ -373,7 +373,12 @@ def add_memory(devices: Iterable[Device], values: Mapping[str, FieldValues]) -> 
     for key, own in values.items():
         figures = device_figures(_read_figures(own))
         totals[key] = figures["memory_total_bytes"]
-    return tuple(replace(device, memory_bytes=totals.get(device.key)) for device in devices)
+
+    sized = []
+    for device in devices:
+        memory = totals.get(device.key)
+        sized.append(replace(device, memory_bytes=memory))
+    return tuple(sized)
 
 
 def remove_figures(state: NodeState) -> NodeState:

@@ -191,14 +191,19 @@ class XidBlame:
     def _blame(self, event: ErrorEvent, pid: int, program: str = "") -> Verdict:
         owner = self._find_owner(pid)
         users = self._list_users(event)
+        verdict = Verdict(
+            event.device, event.code, event.at, pid=pid, program=program, affected=users
+        )
         if owner is None or owner.problem:
             # The process is known, but not its container.
-            return Verdict(event.device, event.code, event.at, None, pid, program, users)
+            return verdict
+
         # A process that belongs to no pod and to no user has an empty workload.
         culprit = owner.workload or owner.container or Workload()
-        affected = tuple(user for user in users if user != culprit)
-        name = program or owner.command
-        return Verdict(event.device, event.code, event.at, culprit, pid, name, affected)
+        affected = [user for user in users if user != culprit]
+        return verdict._replace(
+            culprit=culprit, program=program or owner.command, affected=tuple(affected)
+        )
 
     def _make_unknown(self, event: ErrorEvent) -> Verdict:
         return Verdict(event.device, event.code, event.at, affected=self._list_users(event))
@@ -220,8 +225,9 @@ def _find_working(usage: DeviceUsage) -> frozenset[int] | None:
     busy_ns = usage.process_busy_ns
     if busy_ns is None or usage.method == "mps":
         return None
+    resident_ns = usage.resident_ns or {}
     worked = {pid for pid, ns in busy_ns.items() if ns}
-    worked |= {pid for pid, ns in (usage.resident_ns or {}).items() if ns}
+    worked |= {pid for pid, ns in resident_ns.items() if ns}
     return frozenset(worked)
 
 

@@ -113,7 +113,8 @@ class DeviceIndex:
         self._by_mig_uuid: dict[str, Device] = {}
         self._uuid_by_minor: dict[int | None, str] = {}
         for device in devices:
-            self._by_uuid[device.uuid.lower(), device.gi_id] = device
+            key = device.uuid.lower(), device.gi_id
+            self._by_uuid[key] = device
             for uuid in device.mig_uuids:
                 self._by_mig_uuid[uuid.lower()] = device
             # If two devices have the same minor number, uses the first. The second is a lost GPU.

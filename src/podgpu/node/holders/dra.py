@@ -188,8 +188,8 @@ def _find_requests(pods: Iterable[PodRecord]) -> dict[tuple[Workload, str], set[
         for container in pod.all_containers:
             holder = Workload(pod.namespace, pod.name, container.name)
             for claim, request in container.claims:
-                name = _strip_subrequest(request)
-                requests[holder, claim].add(name)
+                key = holder, claim
+                requests[key].add(_strip_subrequest(request))
     return requests
 
 

@@ -36,11 +36,13 @@ class HookCounters:
         self.add("podgpu_hook_errors_total", reason)
 
     def samples(self) -> dict[str, list[Sample]]:
-        samples: dict[str, list[Sample]] = {name: [] for name in _COUNTERS}
         with self._lock:
             values = self._values.copy()
 
+        samples: dict[str, list[Sample]] = {name: [] for name in _COUNTERS}
         for (name, text), value in values.items():
+            # A counter has one label or none.
             labels = Labels((label, text) for label in _COUNTERS[name])
-            samples[name].append(Sample(labels, value))
+            sample = Sample(labels, value)
+            samples[name].append(sample)
         return samples

@@ -293,8 +293,10 @@ class NvmlTelemetry:
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
         with self._hold(gpu) as state:
             reading = state.read(fields)
-            if any(field.id == P2P_FIELD for field in fields):
-                reading = replace(reading, details=tuple(self._read_peers(state)))
+            ids = [field.id for field in fields]
+            if P2P_FIELD in ids:
+                peers = self._read_peers(state)
+                reading = replace(reading, details=tuple(peers))
             return reading
 
     def _read_peers(self, gpu: NvmlGpu) -> Iterator[Detail]:
