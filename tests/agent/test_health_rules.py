@@ -251,6 +251,22 @@ def test_forgotten_xids_and_failures(gpu: Gpu) -> None:
     assert not gpu.watch.is_lost(UUID)
 
 
+def test_a_forgotten_gpu_that_is_still_lost_has_failed_again(gpu: Gpu) -> None:
+    gpu.watch.restore_failures([PastFailure(UUID, "lost", gpu.clock.wall(), is_present=True)])
+    gpu.read(error="gpu_lost")
+    gpu.watch.forget(UUID)
+    gpu.read(error="gpu_lost")
+    (failure,) = gpu.last.gpus[UUID].failures
+    assert (failure.count, failure.first) == (1, gpu.clock.wall())
+
+
+def test_a_known_cause_is_forgotten_too(gpu: Gpu) -> None:
+    gpu.read()
+    gpu.watch.add_verdicts([Verdict(UUID, 13, gpu.clock.wall(), POD)])
+    assert gpu.watch.forget_xids(UUID)
+    assert gpu.read() == {}
+
+
 def test_failures_are_counted_until_a_quiet_day(gpu: Gpu) -> None:
     gpu.read()
     for _ in range(3):
