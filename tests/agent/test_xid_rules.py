@@ -130,6 +130,21 @@ def test_the_process_is_known_but_not_its_container(readings: Readings) -> None:
         assert readings.verdicts[0].pid == pid
 
 
+def test_a_line_of_another_xid_a_second_before_is_not_used(readings: Readings) -> None:
+    readings.fail()
+    readings.log(-1.5, GREEN, xid=43)
+    assert readings.finish(BOTH) == "unknown"
+
+
+def test_a_container_outside_pods_is_named(readings: Readings) -> None:
+    container = Workload(container_id="c" * 64)
+    readings.owners[RED] = ProcessOwner(container=container)
+    readings.fail()
+    readings.log(0.1, RED)
+    readings.finish(BOTH)
+    assert readings.verdicts[0].culprit == container
+
+
 def test_processes_outside_pods_do_not_own_both_lines(readings: Readings) -> None:
     for pid in (RED, GREEN):
         readings.owners[pid] = ProcessOwner()
@@ -247,6 +262,13 @@ def test_the_last_time_on_the_engine_names_the_cause(readings: Readings) -> None
     switches_before(readings, last)
     # By the samples, neither works any more.
     assert readings.finish({}, last={GREEN: 0.4}) == "red"
+
+
+def test_a_process_that_rests_for_longer_than_a_second_is_no_candidate(
+    readings: Readings,
+) -> None:
+    switches_before(readings, {RED: -0.25, GREEN: -1.1})
+    assert readings.finish({}, last={}) == "red"
 
 
 @pytest.mark.parametrize(
