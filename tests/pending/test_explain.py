@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from podgpu.errors import utc_text
 from podgpu.model import PodName, WorkloadOwner
 from podgpu.pending.cluster_index import FreeGpus
 from podgpu.pending.cluster_objects import parse_node, parse_pod_state
@@ -294,6 +295,14 @@ def test_only_pods_with_gpus_can_free_them() -> None:
     assert keys(explain_one(*busy, below, never)) == ["in_use"]
 
 
+def test_a_node_that_is_too_small_names_neither_its_pods_nor_its_taints() -> None:
+    ending = pod("old", on="a")
+    ending["metadata"]["deletionTimestamp"] = CREATED
+    taint = [{"key": "team", "value": "x", "effect": "NoSchedule"}]
+    (reason,) = explain_one(node("a", gpus=1, taints=taint), ending, pod(gpus=2)).reasons
+    assert (reason.key, reason.names) == ("too_large", ())
+
+
 def test_reasons_of_more_nodes_come_first() -> None:
     taint = [{"key": "team", "value": "x", "effect": "NoSchedule"}]
     found = explain_one(
@@ -346,6 +355,10 @@ def test_a_pod_that_no_scheduler_has_seen() -> None:
     taint = [{"key": "team", "value": "x", "effect": "NoSchedule"}]
     found = explain_one(node("a", taints=taint), pod(schedulerName="gone"))
     assert keys(found) == ["unseen", "taint"]
+
+    new = pod(schedulerName="slow")
+    new["metadata"]["creationTimestamp"] = utc_text(NOW - 30)
+    assert keys(explain_one(node("a"), new)) == ["unchecked"], "it may be its turn soon"
 
 
 def test_gpus_are_kept_for_pods_that_preempt() -> None:
@@ -592,6 +605,7 @@ def test_a_claim_with_devices_elsewhere() -> None:
     objects[0] = node("a", gpus=1)
     found = explain_one(*objects, pod("old", on="a"))
     assert keys(found) == ["in_use", "claim_node"]
+    assert found.reasons[1].names == ("shared",)
 
 
 def test_a_claim_that_was_not_created() -> None:
@@ -748,7 +762,10 @@ def test_memory_of_a_gpu() -> None:
     reserved = pod("gpu-reservation-1", on="a", namespace="kai-resource-reservation")
     found = explain_one(*objects, reserved, body)
     assert (found.reasons[0].key, found.reasons[0].needed) == ("in_use", 0.51)
-    assert [need.resource for need in found.needs][:1] == ["gpu-memory"]
+    assert found.needs[0].resource == "gpu-memory"
+    assert found.needs[0].amount == 41000 * 2**20
+    body["metadata"]["annotations"]["gpu-fraction-num-devices"] = "2"
+    assert explain_one(*objects, reserved, body).needs[0].amount == 82000 * 2**20
 
 
 def test_what_only_another_scheduler_knows_is_not_checked() -> None:

@@ -177,6 +177,15 @@ def test_a_workload_with_several_kinds_of_pods() -> None:
     assert [reason.key for reason in found.reasons] == ["quota"]
 
 
+def test_memory_of_gpus_is_no_number_of_gpus() -> None:
+    """HAMi: pods request GPUs, and MiB of their memory."""
+    body = workload(gpus=2, count=1)
+    container = body["spec"]["podSets"][0]["template"]["spec"]["containers"][0]
+    container["resources"]["requests"]["nvidia.com/gpumem"] = "8000"
+    (found,) = explain(body, LOCAL_QUEUE, cluster_queue(quota=1, used=0))
+    assert found.gpus == 2.0
+
+
 def test_a_cluster_queue_that_nobody_uses_yet() -> None:
     fresh = cluster_queue(quota=8, used=0)
     fresh["status"] = {}
