@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +97,58 @@ def test_a_plugin_gets_its_variables_and_no_terminal(tmp_path: Path) -> None:
         "kind": "ExecCredential",
         "spec": {"interactive": False},
     }
+
+
+def noting(written: Path, status: str = "{'token': 't'}") -> str:
+    """Code that writes whether the plugin may use the terminal."""
+    note = f"import os\nopen({str(written)!r}, 'a').write(os.environ['KUBERNETES_EXEC_INFO'] + '\\n')\n"
+    return note + printing(status)
+
+
+def list_interactive(written: Path) -> list[bool]:
+    lines = written.read_text().splitlines()
+    written.unlink()
+    return [json.loads(line)["spec"]["interactive"] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_interactive"), [(None, True), ("IfAvailable", True), ("Never", False)]
+)
+def test_a_plugin_may_use_the_terminal_of_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str | None, is_interactive: bool
+) -> None:
+    written = tmp_path / "written"
+    made = plugin(tmp_path, noting(written), interactive_mode=mode)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    asyncio.run(run_plugin(made, is_attended=True))
+    assert list_interactive(written) == [is_interactive]
+    asyncio.run(run_plugin(made, is_attended=False))
+    assert list_interactive(written) == [False]
+
+    for stdin in (None, SimpleNamespace(isatty=lambda: False)):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        asyncio.run(run_plugin(made, is_attended=True))
+        assert list_interactive(written) == [False]
+        always = plugin(tmp_path, noting(written), interactive_mode="Always")
+        with pytest.raises(SourceError, match="needs a terminal"):
+            asyncio.run(run_plugin(always, is_attended=True))
+
+
+def test_only_the_first_login_uses_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later, `podgpu top` may draw on it."""
+    written, clock = tmp_path / "written", FakeClock()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    status = "{'token': 't', 'expirationTimestamp': '2001-01-01T00:00:00Z'}"
+    config = ApiConfig(
+        "http://127.0.0.1", "the test", plugin=plugin(tmp_path, noting(written, status))
+    )
+    credentials = Credentials(config, clock.wall, is_attended=True)
+    assert token_of(credentials) == "t"
+    credentials.invalidate()
+    assert token_of(credentials) == "t"
+    assert list_interactive(written) == [True, False]
 
 
 def test_a_plugin_runs_until_shortly_before_its_credential_expires(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ class ApiClient:
             headers["Authorization"] = f"Bearer {token}"
         if tls is not None:
             content["ssl"] = tls
-            content["server_hostname"] = self.config.tls_server_name or None
+            content["server_hostname"] = self.config.tls_server_name
         if self._session is None:
             self._session = open_session()
 
