@@ -46,6 +46,13 @@ def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
     )
 
 
+def test_an_empty_token_file_is_no_login_without_a_token(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("\n")
+    with pytest.raises(SourceError, match="there is no usable token in"):
+        token_of(from_file(file, FakeClock()))
+
+
 def test_the_last_token_is_kept_while_the_file_is_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -338,6 +338,8 @@ def test_a_node_without_a_slot_for_a_pod() -> None:
 def test_gpus_that_are_spread_over_nodes() -> None:
     objects = [node("a", gpus=2), node("b", gpus=2), pod("c", on="a"), pod("d", on="b")]
     assert keys(explain_one(*objects, pod(gpus=2))) == ["fragmented"]
+    fuller = [*objects, pod("e", on="b")]
+    assert keys(explain_one(*fuller, pod(gpus=2))) == ["in_use"], "one is free in total"
     one_node = [node("a", gpus=2), pod("c", on="a")]
     assert keys(explain_one(*one_node, pod(gpus=2))) == ["in_use"]
     # Parts of GPUs that are free together are no whole GPU.
