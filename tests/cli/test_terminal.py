@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import pty
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import closing, redirect_stdout
@@ -118,3 +120,22 @@ def test_an_argument_that_is_missing_or_matches_nothing(
 ) -> None:
     assert run(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code", "complaint"),
+    [
+        (["fields", "GPU_UTIL"], ">&-", 0, ""),
+        (["fields", "GPU_UTIL"], "<&- >&- 2>&-", 0, ""),
+        (["nothing"], "2>&-", 2, ""),
+        (["migrate", "-"], "<&-", 2, "podgpu: standard input is empty"),
+    ],
+)
+def test_standard_streams_that_are_closed(
+    arguments: list[str], closed: str, code: int, complaint: str
+) -> None:
+    """As by a cron job or an init script."""
+    script = f'exec "$0" -m podgpu "$@" {closed}'
+    command = ["sh", "-c", script, sys.executable, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr.strip()) == (code, complaint)

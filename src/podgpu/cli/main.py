@@ -161,6 +161,7 @@ _OPTIONAL_PACKAGES = ("grpc", "cryptography", "mcp", "uvicorn", "pydantic")
 
 
 def _run_process(run_arguments: Callable[[list[str]], int], arguments: list[str]) -> None:
+    _open_closed_streams()
     # Only the exporter handles it; it must not end other commands.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
@@ -177,6 +178,13 @@ def _run_process(run_arguments: Callable[[list[str]], int], arguments: list[str]
             stream.flush()
     # Skips Python's cleanup, which can abort while threads are still in driver calls.
     os._exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Opens /dev/null for standard streams that the caller closed: Python sets them to None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the end
 
 
 def run(arguments: list[str], group: click.Group = cli, program: str = "podgpu") -> int:
