@@ -222,7 +222,13 @@ def test_by_keyboard_alone(tab: Tab, url: str) -> None:
     tab.press("ArrowUp", "ArrowLeft")
     assert tab.evaluate(f"{focused}.getAttribute('aria-label')").startswith("GPU 0 of gpu-a-01")
     assert tab.evaluate(f"getComputedStyle({focused}).outlineStyle") == "solid"
-    tab.press("Tab")
+    tab.press("Enter")
+    tab.wait_for("document.querySelector('main .gpu')?.checkVisibility()", "the GPU's view")
+    tab.press("Escape")
+    tab.wait_for("!location.hash.includes('gpu=')", "all GPUs again")
+    tab.wait_for("document.querySelector('main .tile')?.checkVisibility()", "the tiles")
+    tab.evaluate("document.querySelector('main .tile').focus()")
+    tab.press("Tab", "Tab")
     assert tab.evaluate(f"{focused}.tagName") == "A"
     tab.press("Enter")
     tab.wait_for("document.querySelector('.pod-title')", "the pod's view")

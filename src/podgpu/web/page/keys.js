@@ -49,6 +49,10 @@ export class Keys {
     if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
     const from = event.target.closest(SELECTOR);
     if (!from || event.target !== from) return;
+    if (event.key === "Enter") {
+      from.querySelector(".tile-name")?.click();
+      return;
+    }
     const to = event.key in MOVES ? this.next(from, ...MOVES[event.key]) : this.edge(event.key);
     if (!to) return;
     event.preventDefault();

@@ -45,7 +45,7 @@ export function totalsOf(devices, priced) {
     power: power.known ? power.total : undefined,
     cost: hasCost ? cost.total : undefined,
     waste: hasCost ? waste : undefined,
-    wasted: hasCost ? waste.total : undefined,
+    wasted: hasCost ? (waste.total ?? (held ? undefined : 0)) : undefined,
     mean: busy.known ? busy.total / busy.known : undefined,
     unpriced: priced ? Math.round(totals.unpriced * 100) / 100 : 0,
   };
