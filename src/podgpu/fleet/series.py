@@ -43,9 +43,11 @@ _PLACE_LABELS = ("node", "gpu", "gpu_id", "model")
 _WASTE_LABELS = ("kind", "namespace", "currency", "cluster")
 _PRICE_LABELS = ("model", "profile", "currency", "cluster")
 _TOKEN_LABELS = ("kind", "namespace", "pod", "container", "cluster")
+_BUDGET_LABELS = ("namespace", "label", "value", "currency")
 _SAVINGS_LABELS = ("kind", "namespace", "pod", "model", "target", "cluster")
 # `gpu_id`: the GPU, even of a MIG instance
 _MAP_LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
+_NamedSample = tuple[str, Sample]  # with the name of its family
 
 
 def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
@@ -57,19 +59,25 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
         families += _legacy_map_families(rows)
 
     families += _used_families(state, rolling)
-    idle = {"podgpu_idle_allocated_gpu_since_timestamp_seconds": _idle_samples(state)}
-    families += make_families("cluster", idle)
-    slow = {"podgpu_gpu_slower_than_siblings_ratio": _slow_samples(state)}
-    families += make_families("cluster", slow)
-    families += _count_families(state)
-    families += _cost_families(state)
-    families += _price_families(state)
-    families += _token_families(state)
-    families += _budget_families(state)
-    families += _savings_families(state.savings)
-    families += make_families("cluster", {"podgpu_device_health": _health_samples(state)})
+    families += _make_families(_list_idle(state))
+    families += _make_families(_list_slow(state))
+    families += _make_families(_list_counts(state))
+    families += _namespace_families(state)
+    families += _make_families(_list_costs(state))
+    families += _make_families(_list_prices(state))
+    families += _make_families(_list_tokens(state))
+    families += _make_families(_list_budgets(state))
+    families += _make_families(_list_savings(state.savings))
+    families += _make_families(_list_health(state))
     families += self_families(state)
     return families
+
+
+def _make_families(samples: Iterable[_NamedSample]) -> list[Family]:
+    by_name: dict[str, list[Sample]] = defaultdict(list)
+    for name, sample in samples:
+        by_name[name].append(sample)
+    return make_families("cluster", by_name)
 
 
 def node_families(state: ClusterState) -> list[Family]:
@@ -236,7 +244,7 @@ def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:
 # Idle holders
 
 
-def _idle_samples(state: ClusterState) -> list[Sample]:
+def _list_idle(state: ClusterState) -> Iterator[_NamedSample]:
     idle_since: dict[Pairs, float] = {}
     for node in _fresh(state):
         for part in node.held:
@@ -252,14 +260,12 @@ def _idle_samples(state: ClusterState) -> list[Sample]:
             key = tuple(labels)
             idle_since[key] = min(since, idle_since.get(key, since))
 
-    samples = []
+    name = "podgpu_idle_allocated_gpu_since_timestamp_seconds"
     for pairs, since in idle_since.items():
-        samples.append(Sample(Labels(pairs), round(since, 3)))
-    return samples
+        yield name, Sample(Labels(pairs), round(since, 3))
 
 
-def _slow_samples(state: ClusterState) -> list[Sample]:
-    samples = []
+def _list_slow(state: ClusterState) -> Iterator[_NamedSample]:
     for key, slow in state.slow.items():
         gpu = state.jobs[key][slow.device]
         labels = _list_device_labels(gpu.node, gpu.parts[0])
@@ -273,9 +279,8 @@ def _slow_samples(state: ClusterState) -> list[Sample]:
         if key.cluster:
             labels.append(("cluster", key.cluster))
 
-        samples.append(Sample(Labels(labels), round(slow.difference, 4)))
-
-    return samples
+        sample = Sample(Labels(labels), round(slow.difference, 4))
+        yield "podgpu_gpu_slower_than_siblings_ratio", sample
 
 
 def _list_device_labels(node: NodeEntry, part: HeldPart) -> list[tuple[str, str]]:
@@ -297,11 +302,13 @@ def _place(
 # profile.
 
 
-def _count_families(state: ClusterState) -> list[Family]:
-    by_node: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-    by_model: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-    nodes = list(_fresh(state))
-    for node in nodes:
+_Counts = dict[tuple[str, ...], Counter[str]]
+
+
+def _list_counts(state: ClusterState) -> Iterator[_NamedSample]:
+    by_node: _Counts = defaultdict(Counter)
+    by_model: _Counts = defaultdict(Counter)
+    for node in _fresh(state):
         for gpu in node.gpus:
             shown = [instance for instance in gpu.instances if not instance.hidden]
             devices: list[MigInstance | None] = [*shown] or [None]
@@ -311,10 +318,8 @@ def _count_families(state: ClusterState) -> list[Family]:
                 by_node[node.name, model].update(counts)
                 by_model[(model,)].update(counts)
 
-    samples = _count_samples("node", ("node", "model"), by_node)
-    samples |= _count_samples("model", ("model",), by_model)
-    families = make_families("cluster", samples)
-    return families + _namespace_families(nodes, state)
+    yield from _name_counts("node", ("node", "model"), by_node)
+    yield from _name_counts("model", ("model",), by_model)
 
 
 def _count_device(gpu: DeviceState, device: GpuOrInstance) -> dict[str, int]:
@@ -331,20 +336,16 @@ def _count_device(gpu: DeviceState, device: GpuOrInstance) -> dict[str, int]:
     return counts
 
 
-def _count_samples(
-    scope: str, names: Sequence[str], groups: Mapping[tuple[str, ...], Counter[str]]
-) -> dict[str, list[Sample]]:
-    samples: dict[str, list[Sample]] = defaultdict(list)
-    for key in sorted(groups):
+def _name_counts(scope: str, names: Sequence[str], groups: _Counts) -> Iterator[_NamedSample]:
+    for key, counts in sorted(groups.items()):
         labels = _labels(names, key)
-        for name, count in groups[key].items():
-            samples[f"podgpu_{scope}_{name}"].append(Sample(labels, count))
-    return samples
+        for name, count in counts.items():
+            yield f"podgpu_{scope}_{name}", Sample(labels, count)
 
 
-def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list[Family]:
+def _namespace_families(state: ClusterState) -> list[Family]:
     groups: dict[tuple[str, str, str], list[HeldPart]] = defaultdict(list)
-    for node in nodes:
+    for node in _fresh(state):
         for part in node.held:
             is_gpu_of_instances = part.instance is None and part.gpu.instances
             if part.holder.namespace and not is_gpu_of_instances:
@@ -379,8 +380,8 @@ def _namespace_families(nodes: Iterable[NodeEntry], state: ClusterState) -> list
 # Costs
 
 
-def _cost_families(state: ClusterState) -> list[Family]:
-    """Returns costs and waste of each namespace, and what nobody has allocated."""
+def _list_costs(state: ClusterState) -> Iterator[_NamedSample]:
+    """Yields costs and waste of each namespace, and what nobody has allocated."""
     groups: dict[tuple[str, str], list[HeldPart]] = defaultdict(list)
     unallocated: dict[str, WasteRate] = defaultdict(WasteRate)  # by cluster
     for node in state.nodes:
@@ -394,35 +395,37 @@ def _cost_families(state: ClusterState) -> list[Family]:
             unallocated[cluster] = unallocated[cluster].plus(rest.unallocated)
 
     currency = state.prices.currency
-    samples: dict[str, list[Sample]] = defaultdict(list)
-
-    def add_waste(waste: WasteRate, namespace: str, cluster: str) -> None:
-        gpus = _waste_samples(waste.gpus, namespace, "", cluster)
-        cost = waste.cost_per_hour or Waste()
-        costs = _waste_samples(cost, namespace, currency, cluster)
-        samples["podgpu_waste_gpus"] += gpus
-        samples["podgpu_waste_cost_per_hour"] += costs
-
     for (namespace, cluster), parts in sorted(groups.items()):
         sums = sum_held(parts)
-        add_waste(sums.waste or WasteRate(), namespace, cluster)
+        yield from _list_waste(sums.waste or WasteRate(), namespace, currency, cluster)
         if namespace and sums.cost_per_hour is not None and sums.wasted_per_hour is not None:
             labels = _labels(("namespace", "currency", "cluster"), (namespace, currency, cluster))
-            cost = Sample(labels, sums.cost_per_hour)
-            wasted = Sample(labels, sums.wasted_per_hour)
-            samples["podgpu_namespace_cost_per_hour"].append(cost)
-            samples["podgpu_namespace_wasted_per_hour"].append(wasted)
+            yield "podgpu_namespace_cost_per_hour", Sample(labels, sums.cost_per_hour)
+            yield "podgpu_namespace_wasted_per_hour", Sample(labels, sums.wasted_per_hour)
 
     for cluster, waste in sorted(unallocated.items()):
-        add_waste(waste, "", cluster)
-
-    return make_families("cluster", samples)
+        yield from _list_waste(waste, "", currency, cluster)
 
 
-def _price_families(state: ClusterState) -> list[Family]:
+def _list_waste(
+    waste: WasteRate, namespace: str, currency: str, cluster: str
+) -> Iterator[_NamedSample]:
+    cost = waste.cost_per_hour or Waste()
+    parts = (
+        ("podgpu_waste_gpus", waste.gpus, ""),
+        ("podgpu_waste_cost_per_hour", cost, currency),
+    )
+    for name, amounts, unit in parts:
+        for kind, amount in asdict(amounts).items():
+            if amount is not None:
+                labels = _some_labels(_WASTE_LABELS, (kind, namespace, unit, cluster))
+                yield name, Sample(labels, round(amount, 9))
+
+
+def _list_prices(state: ClusterState) -> Iterator[_NamedSample]:
     currency = state.prices.currency
     if not currency:
-        return []
+        return
 
     # Each value is a set: with prices by node label, the nodes may differ.
     prices: dict[tuple[str, str, str], set[float | None]] = defaultdict(set)
@@ -440,19 +443,16 @@ def _price_families(state: ClusterState) -> list[Family]:
             price = state.prices.of(model)
             prices[model, "", cluster].add(price.gpu_hour)
 
-    samples = []
     for (model, profile, cluster), hours in sorted(prices.items()):
         hour = hours.pop()
         if hour is not None and not hours:
             labels = _some_labels(_PRICE_LABELS, (model, profile, currency, cluster))
-            samples.append(Sample(labels, hour))
-
-    return make_families("cluster", {"podgpu_gpu_price_per_hour": samples})
+            yield "podgpu_gpu_price_per_hour", Sample(labels, hour)
 
 
-def _token_families(state: ClusterState) -> list[Family]:
+def _list_tokens(state: ClusterState) -> Iterator[_NamedSample]:
     if not state.settings.export_tokens:
-        return []
+        return
 
     # By container, because each GPU that a container holds has the same engine.
     engines: dict[tuple[ContainerName, str], EngineState] = {}
@@ -461,74 +461,49 @@ def _token_families(state: ClusterState) -> list[Family]:
             if part.engine is not None and part.engine.engine:
                 engines[container_name(part.holder), part.cluster] = part.engine
 
-    samples = []
     for (container, cluster), engine in sorted(engines.items()):
         tokens = {"prompt": engine.counted.prompt, "generation": engine.counted.generated}
         for kind, count in tokens.items():
             labels = _some_labels(_TOKEN_LABELS, (kind, *container, cluster))
-            samples.append(Sample(labels, count))
-
-    return make_families("cluster", {"podgpu_container_llm_tokens_total": samples})
+            yield "podgpu_container_llm_tokens_total", Sample(labels, count)
 
 
-def _budget_families(state: ClusterState) -> list[Family]:
-    samples: dict[str, list[Sample]] = defaultdict(list)
+def _list_budgets(state: ClusterState) -> Iterator[_NamedSample]:
     for budget in state.budgets:
-        named = [
-            ("namespace", budget.namespace),
-            ("label", budget.label),
-            ("value", budget.value),
-            ("currency", budget.currency),
-        ]
-        labels = Labels(pair for pair in named if pair[1])
-        samples["podgpu_budget_ratio"].append(Sample(labels, budget.ratio))
+        values = (budget.namespace, budget.label, budget.value, budget.currency)
+        labels = _some_labels(_BUDGET_LABELS, values)
+        yield "podgpu_budget_ratio", Sample(labels, budget.ratio)
         if budget.forecast_ratio is not None:
-            sample = Sample(labels, budget.forecast_ratio)
-            samples["podgpu_budget_forecast_ratio"].append(sample)
-
-    return make_families("cluster", samples)
+            yield "podgpu_budget_forecast_ratio", Sample(labels, budget.forecast_ratio)
 
 
-def _savings_families(savings: SavingsFigures) -> list[Family]:
-    samples: dict[str, list[Sample]] = defaultdict(list)
+def _list_savings(savings: SavingsFigures) -> Iterator[_NamedSample]:
     currency = ("currency", savings.currency)
     groups = {"podgpu_savings": savings.kinds, "podgpu_savings_pod": savings.pods}
     for name, rows in groups.items():
         for row in rows:
             values = (row.kind, row.namespace, row.pod, row.model, row.target, row.cluster)
             labels = _some_labels(_SAVINGS_LABELS, values)
-            gpus = Sample(labels, round(row.gpus, 4))
-            samples[f"{name}_gpus"].append(gpus)
+            yield f"{name}_gpus", Sample(labels, round(row.gpus, 4))
             if row.cost is not None:
-                cost = Sample(Labels([*labels.pairs, currency]), round(row.cost, 2))
-                samples[f"{name}_cost_per_month"].append(cost)
+                priced = Labels([*labels.pairs, currency])
+                yield f"{name}_cost_per_month", Sample(priced, round(row.cost, 2))
 
-    if savings.prediction_error_ratio is not None:
-        error = Sample(NO_LABELS, savings.prediction_error_ratio)
-        samples["podgpu_savings_prediction_error_ratio"].append(error)
-
-    return make_families("cluster", samples)
+    error = savings.prediction_error_ratio
+    if error is not None:
+        yield "podgpu_savings_prediction_error_ratio", Sample(NO_LABELS, error)
 
 
-def _waste_samples(waste: Waste, *place: str) -> Iterator[Sample]:
-    for kind, amount in asdict(waste).items():
-        if amount is not None:
-            labels = _some_labels(_WASTE_LABELS, (kind, *place))
-            yield Sample(labels, round(amount, 9))
-
-
-def _health_samples(state: ClusterState) -> list[Sample]:
-    """Returns one sample of the condition `node_gone` per GPU.
+def _list_health(state: ClusterState) -> Iterator[_NamedSample]:
+    """Yields one sample of the condition `node_gone` per GPU.
 
     The exporters report all other conditions.
     """
     names = (*_PLACE_LABELS, "condition")
-    samples = []
     for node in state.nodes:
         for gpu in node.gpus:
             labels = _labels(names, (*_place(node, gpu, None), NODE_GONE))
-            samples.append(Sample(labels, int(node.gone)))
-    return samples
+            yield "podgpu_device_health", Sample(labels, int(node.gone))
 
 
 def _fresh(state: ClusterState) -> Iterator[NodeEntry]:
