@@ -58,6 +58,7 @@ class JobGpuSample(NamedTuple):
     waiting: float | None = None  # ratio of time in which the job waited for other containers
 
 
+Samples = Mapping[str, JobGpuSample]  # by device
 _Differences = JobGpuSample
 """Differences of ratios, and relative differences of the other values. 0 if they are equal."""
 
@@ -69,6 +70,13 @@ class _Rule(NamedTuple):
     same_work: bool = True
     others: int = 1  # number of siblings without which the value is not compared
     is_usual: bool = False  # good GPUs of a job often differ in this
+
+    def measure(self, differences: _Differences) -> float | None:
+        """Returns by how much the value is worse. None if it is unknown."""
+        difference: float | None = getattr(differences, self.reason)
+        if difference is None or not self.is_lower:
+            return difference
+        return -difference
 
 
 # Causes before effects: a lower power limit also lowers the clock.
@@ -101,7 +109,7 @@ class _Finding(NamedTuple):
 
 
 class _Minute(NamedTuple):
-    samples: Mapping[str, JobGpuSample]
+    samples: Samples
     differences: Mapping[str, _Differences]  # of each GPU that works, from its siblings
 
 
@@ -125,7 +133,7 @@ class StragglerDetector(Generic[K]):
         self._minute = minute
         self._jobs: dict[K, _JobHistory] = {}
 
-    def update(self, now: float, jobs: Mapping[K, Mapping[str, JobGpuSample]]) -> dict[K, SlowGpu]:
+    def update(self, now: float, jobs: Mapping[K, Samples]) -> dict[K, SlowGpu]:
         """Adds the values of a round, by job and device. Returns the slowest GPU of each job.
 
         `now` is monotonic. Jobs whose GPUs are all alike are not in the result.
@@ -184,7 +192,7 @@ def _combine(
     return JobGpuSample(*combined)
 
 
-def _make_windows(minutes: Iterable[Mapping[str, JobGpuSample]]) -> dict[str, JobGpuSample]:
+def _make_windows(minutes: Iterable[Samples]) -> dict[str, JobGpuSample]:
     """Returns the medians over the minutes of each GPU that worked evenly in enough of them."""
     working: dict[str, list[JobGpuSample]] = {}
     for minute in minutes:
@@ -265,13 +273,6 @@ def _least_difference(rule: _Rule, sample: JobGpuSample) -> float:
     return rule.limit
 
 
-def _limit(job: _JobHistory, device: str, limit: float) -> float:
-    stays = job.slow is not None and job.slow.device == device
-    if stays:
-        return limit * _STAYS
-    return limit
-
-
 def _spread(values: Sequence[float]) -> float:
     """Returns a robust standard deviation. 0 if there are too few values."""
     if len(values) < 3:
@@ -285,12 +286,8 @@ def _spread(values: Sequence[float]) -> float:
 
 def _measure(rule: _Rule, sample: JobGpuSample, differences: _Differences) -> float | None:
     """Returns by how much a GPU is slower. None if that cannot be said, such as at other work."""
-    difference: float | None = getattr(differences, rule.reason)
-    if difference is None:
-        return None
-
-    size = -difference if rule.is_lower else difference
-    if not rule.same_work:
+    size = rule.measure(differences)
+    if size is None or not rule.same_work:
         return size
     if differences.busy is None or abs(differences.busy) > _SAME_BUSY:
         return None
@@ -310,7 +307,7 @@ def _measure(rule: _Rule, sample: JobGpuSample, differences: _Differences) -> fl
         if not amounts:
             return None
         less_work = min(0.0, *amounts)
-        return 1.0 - (1.0 + difference) / (1.0 + less_work)
+        return 1.0 - (1.0 - size) / (1.0 + less_work)
 
     return size
 
@@ -375,18 +372,18 @@ def _difference(name: str, value: float | None, expected: float | None) -> float
 # Against siblings
 
 
-def _compare_with_siblings(minute: Mapping[str, JobGpuSample]) -> dict[str, _Differences]:
+def _compare_with_siblings(minute: Samples) -> dict[str, _Differences]:
     """Returns the differences of each GPU that works from the median of the others."""
     siblings = [_Siblings.of(values) for values in zip(*minute.values(), strict=True)]
     differences = {}
     for device, sample in minute.items():
         if not _is_busy(sample):
             continue
-        compared = []
-        for name, value, others in zip(JobGpuSample._fields, sample, siblings, strict=True):
-            expected = None if value is None else others.median_without(value)
-            compared.append(_difference(name, value, expected))
-        differences[device] = _Differences(*compared)
+
+        expected = []
+        for value, others in zip(sample, siblings, strict=True):
+            expected.append(None if value is None else others.median_without(value))
+        differences[device] = _compare(sample, JobGpuSample(*expected))
 
     return differences
 
@@ -460,22 +457,32 @@ def _find_among_siblings(
     size = sizes[worst]
     others = [own for device, own in sizes.items() if device != worst]
     spread = max(map(abs, others)) if rule.is_usual else _spread(others)
-    least = max(limits[worst], _SPREADS * spread)
-    limit = _limit(job, worst, least)
-    if size < limit or not _is_lasting(recent[worst].minutes, rule, limit):
+    finding = _Finding(worst, rule, size, "siblings")
+    if not _is_clear(job, finding, limits[worst], spread, recent[worst].minutes):
         return None
+    return finding
 
-    return _Finding(worst, rule, size, "siblings")
 
+def _is_clear(
+    job: _JobHistory,
+    finding: _Finding,
+    least: float,
+    spread: float,
+    minutes: Iterable[_Differences],
+) -> bool:
+    """Returns False if the difference is small, or if only few minutes have extreme values."""
+    limit = max(least, _SPREADS * spread)
+    # A slow GPU stays slow down to a lower limit.
+    if job.slow is not None and job.slow.device == finding.device:
+        limit *= _STAYS
+    if finding.size < limit:
+        return False
 
-def _is_lasting(minutes: Iterable[_Differences], rule: _Rule, limit: float) -> bool:
-    """Returns False if only few minutes have extreme values."""
-    sizes: list[float] = []
+    extreme = 0
     for minute in minutes:
-        difference = getattr(minute, rule.reason)
-        if difference is not None:
-            sizes.append(-difference if rule.is_lower else difference)
-    return sum(size >= limit / 2 for size in sizes) >= _NEEDED
+        size = finding.rule.measure(minute)
+        extreme += size is not None and size >= limit / 2
+    return extreme >= _NEEDED
 
 
 # Against the past
@@ -508,21 +515,16 @@ def _find_against_past(
         size -= max(0.0, median(others))
         spread = max(spread, _spread(others))
 
-    least = max(limits[worst], _SPREADS * spread)
-    limit = _limit(job, worst, least)
-    if size < limit:
-        return None
-
     usual = _combine(job.past[worst], median)
     minutes = []
     for minute in job.minutes:
         if worst in minute.samples:
             minutes.append(_compare(minute.samples[worst], usual))
 
-    if not _is_lasting(minutes, rule, limit):
+    finding = _Finding(worst, rule, size, "past")
+    if not _is_clear(job, finding, limits[worst], spread, minutes):
         return None
-
-    return _Finding(worst, rule, size, "past")
+    return finding
 
 
 class _Change(NamedTuple):
@@ -552,9 +554,7 @@ class _ComparedWindow(NamedTuple):
     differences: Sequence[_Differences]  # from each window of the past
 
 
-def _compare_windows(
-    job: _JobHistory, windows: Mapping[str, JobGpuSample]
-) -> dict[str, _ComparedWindow]:
+def _compare_windows(job: _JobHistory, windows: Samples) -> dict[str, _ComparedWindow]:
     compared = {}
     for device, sample in windows.items():
         past = job.past.get(device, ())
