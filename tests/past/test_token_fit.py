@@ -8,19 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podgpu.past.token_fit import NoFit, TokenFit, TokenStep, fit_tokens
+from podgpu.charge import Amounts
+from podgpu.past.token_fit import NoFit, TokenFit, fit_tokens
 
 PROMPT, GENERATED = 2e-5, 4e-4  # GPU seconds of a token
 
 
-def steps_of(number: int, noise: float = 0.0, seed: int = 1) -> list[TokenStep]:
+def used(busy: float, prompt: float, generated: float) -> Amounts:
+    return Amounts(busy_seconds=busy, prompt_tokens=prompt, generated_tokens=generated)
+
+
+def steps_of(number: int, noise: float = 0.0, seed: int = 1) -> list[Amounts]:
     random = Random(seed)
     steps = []
     for _ in range(number):
         prompt = random.uniform(1e5, 2e6)
         generated = random.uniform(1e4, 2e5)
         busy = PROMPT * prompt + GENERATED * generated
-        steps.append(TokenStep(busy * random.gauss(1.0, noise), prompt, generated))
+        steps.append(used(busy * random.gauss(1.0, noise), prompt, generated))
     return steps
 
 
@@ -50,7 +55,7 @@ def test_few_steps_do_not_make_the_noise_look_smaller() -> None:
     assert sum(residuals) / len(residuals) == pytest.approx(0.055, abs=0.004)
 
 
-def why_not(steps: list[TokenStep]) -> str:
+def why_not(steps: list[Amounts]) -> str:
     fit = fit_tokens(steps)
     assert isinstance(fit, NoFit)
     return fit.reason
@@ -59,7 +64,7 @@ def why_not(steps: list[TokenStep]) -> str:
 def test_too_few_steps_or_too_much_noise_say_nothing() -> None:
     assert "and 0 are recorded" in why_not([])
     assert "needs 12 periods of 5 minutes with work, and 11 are" in why_not(steps_of(11))
-    idle = [TokenStep(0.0, 0.0, 0.0)] * 20
+    idle = [used(0.0, 0.0, 0.0)] * 20
     assert "and 11 are" in why_not(steps_of(11) + idle), "idle steps say nothing"
     assert "the tokens do not explain the GPU time" in why_not(steps_of(30, noise=1.0))
 
@@ -67,14 +72,14 @@ def test_too_few_steps_or_too_much_noise_say_nothing() -> None:
 def test_prompts_and_answers_of_the_same_ratio_cannot_be_told_apart() -> None:
     steps = []
     for step in steps_of(100, noise=0.02):
-        steps.append(step._replace(generated=step.prompt / 10))
+        steps.append(step._replace(generated_tokens=step.prompt_tokens / 10))
     assert why_not(steps) == "prompt and generated tokens always had the same ratio"
 
 
 def test_a_pod_that_only_reads_prompts_has_one_kind() -> None:
-    only_prompts = [step._replace(generated=0.0) for step in steps_of(50)]
+    only_prompts = [step._replace(generated_tokens=0.0) for step in steps_of(50)]
     assert why_not(only_prompts) == "there were no generated tokens"
-    only_answers = [step._replace(prompt=0.0) for step in steps_of(50)]
+    only_answers = [step._replace(prompt_tokens=0.0) for step in steps_of(50)]
     assert why_not(only_answers) == "there were no prompt tokens"
 
 
@@ -85,7 +90,9 @@ def test_a_kind_that_costs_nothing_is_not_shown(free: str, seed: int) -> None:
     random = Random(seed)
     steps = []
     for step in steps_of(100, seed=seed):
-        busy = GENERATED * step.generated if free == "prompt" else PROMPT * step.prompt
+        busy = (
+            GENERATED * step.generated_tokens if free == "prompt" else PROMPT * step.prompt_tokens
+        )
         steps.append(step._replace(busy_seconds=busy * random.gauss(1.0, 0.05)))
     assert "is not significant" in why_not(steps)
 
@@ -95,7 +102,7 @@ def test_random_work_is_never_explained_by_tokens(seed: int) -> None:
     """Both estimates would have to be four standard errors from 0, with a small residual."""
     random = Random(seed)
     steps = [
-        TokenStep(random.expovariate(1.0), random.expovariate(1e-5), random.expovariate(1e-5))
+        used(random.expovariate(1.0), random.expovariate(1e-5), random.expovariate(1e-5))
         for _ in range(40)
     ]
     assert isinstance(fit_tokens(steps), NoFit)

@@ -9,7 +9,7 @@ budgets:  # per calendar month (UTC)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -78,7 +78,9 @@ class BudgetUse(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return f"{self.name}: {forecast} exceeds the budget of {budget} ({used})"
 
 
-ReadBudgets = Callable[[], tuple[BudgetFile, tuple[Note, ...]]]
+ReadBudgetFile = Callable[[], tuple[BudgetFile, tuple[Note, ...]]]
+BudgetUses = tuple[Sequence[BudgetUse], Sequence[Note]]
+"""The use of all budgets, and what is wrong."""
 
 
 def parse_budgets(content: bytes, file: str) -> BudgetFile:
@@ -102,6 +104,6 @@ def parse_budgets(content: bytes, file: str) -> BudgetFile:
     return parsed
 
 
-def read_budgets(path: str) -> ReadBudgets:
+def read_budgets(path: str) -> ReadBudgetFile:
     """Returns a reader for the value of `--budgets`."""
     return read_last_valid("--budgets", "budgets", path, parse_budgets, _MAX_FILE_BYTES)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from podgpu.charge import HeldTime, Waste
 from podgpu.fleet.choose import CLOCK_AHEAD
-from podgpu.fleet.node_entry import NodeEntry
+from podgpu.fleet.node_entry import HeldByHolder, NodeEntry
 from podgpu.fleet.parts import (
     HeldPart,
     Use,
@@ -41,7 +41,6 @@ from podgpu.model import (
     HolderUsage,
     MigInstance,
     Workload,
-    WorkloadKey,
 )
 
 _SAME_READING = 1e-6
@@ -112,7 +111,7 @@ class IdleTimes:
         self.counted_at = read_at
         skew = self.node.reading.skew_seconds or 0.0
         self._skew = skew if abs(skew) > CLOCK_AHEAD else 0.0
-        self._before: dict[tuple[str, WorkloadKey], HeldPart] = {}
+        self._before: HeldByHolder = {}
         # Time between the two readings of the counters. None if they cannot be compared.
         self._seconds: float | None = None
         then = self.earlier

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from podgpu.fleet.parts import (
 )
 from podgpu.fleet.state import ClusterState
 from podgpu.fleet.stragglers import Against, Reason
-from podgpu.fleet.view import API, ApiVersion
+from podgpu.fleet.view import API, Answer, ApiVersion
 from podgpu.known import mean_known, round_known
 from podgpu.model import PodName
 
@@ -75,10 +74,9 @@ class JobView(msgspec.Struct, omit_defaults=True, kw_only=True):
     slowest: SlowestView | None = None
 
 
-class JobsResponse(msgspec.Struct, omit_defaults=True, kw_only=True):
+class JobsResponse(Answer, kw_only=True):
     """`/api/v1/jobs`."""
 
-    api: ApiVersion = msgspec.field(default_factory=lambda: API)
     taken_at: float | None = None
     currency: str = ""
     jobs: list[JobView]
@@ -186,7 +184,7 @@ def _make_device(gpu: JobGpu, is_slowest: bool) -> JobDevice:
     return JobDevice(
         **_place(gpu),
         model=device_model(first.gpu, first.instance),
-        pods=_sort_names(part.holder.pod for part in gpu.parts),
+        pods=sorted({part.holder.pod for part in gpu.parts}),
         is_slowest=is_slowest,
         utilization_ratio=round_known(sample.busy),
         memory_used_bytes=device_memory(first.device),
@@ -213,7 +211,3 @@ def _place(gpu: JobGpu) -> dict[str, Any]:
         "instance": instance,
         "index": first.gpu.index,
     }
-
-
-def _sort_names(names: Iterable[str]) -> list[str]:
-    return sorted(set(names))

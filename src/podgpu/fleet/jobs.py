@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from podgpu.fleet.choose import Alert
 from podgpu.fleet.node_entry import NodeEntry
-from podgpu.fleet.parts import HeldPart, device_model, device_utilization, gpu_id, is_blind
+from podgpu.fleet.parts import (
+    HeldPart,
+    device_model,
+    device_utilization,
+    gpu_id,
+    is_blind,
+    read_number,
+)
 from podgpu.fleet.stragglers import Against, JobGpuSample, Reason, SlowGpu, StragglerDetector
 from podgpu.known import add_known, divide_known, select_known
 from podgpu.metrics.fields import (
@@ -17,7 +24,7 @@ from podgpu.metrics.fields import (
     PCIE_BYTES,
     TENSOR_ACTIVE,
 )
-from podgpu.model import NS, DeviceState, GpuOrInstance
+from podgpu.model import NS, DeviceState
 
 JOB_KINDS = frozenset(
     {
@@ -181,8 +188,8 @@ def _make_sample(
 
     sample = JobGpuSample(
         busy=device_utilization(device),
-        tensor=_read(device, TENSOR_ACTIVE),
-        dram=_read(device, DRAM_ACTIVE),
+        tensor=read_number(device, TENSOR_ACTIVE),
+        dram=read_number(device, DRAM_ACTIVE),
         waiting=waiting,
     )
     if instance is not None:
@@ -190,24 +197,17 @@ def _make_sample(
 
     moved = None
     for name in (*PCIE_BYTES, *NVLINK_BYTES):
-        moved = add_known(moved, _read(gpu, name))
+        moved = add_known(moved, read_number(gpu, name))
 
     throttled = _measure_throttling(node, gpu, earlier)
     return sample._replace(
-        clock=_read(gpu, SM_CLOCK),
+        clock=read_number(gpu, SM_CLOCK),
         power=divide_known(gpu.power_mw, 1000),
         power_limit=divide_known(gpu.power_limit_mw, 1000),
         capped=_most(throttled, _CAPPED),
         throttled=_most(throttled, _THROTTLED),
         bytes=moved,
     )
-
-
-def _read(device: GpuOrInstance, name: str) -> float | None:
-    value = device.fields.get(name) if device.fields else None
-    if not isinstance(value, int | float):
-        return None
-    return float(value)
 
 
 def _measure_throttling(

@@ -11,6 +11,9 @@ from podgpu.fleet.prices import NO_PRICES, Prices
 from podgpu.fleet.readings import NodeReading
 from podgpu.model import DeviceState, NodeState, WorkloadKey, group_by
 
+HeldByHolder = dict[tuple[str, WorkloadKey], HeldPart]
+"""By device and holder."""
+
 
 class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     """A node of a `ClusterState`: the reading that is shown, and the values computed from it."""
@@ -42,8 +45,7 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
         """Yields the GPUs for which `is_shown` is True."""
         return (gpu for gpu in self.state.devices if is_shown(gpu))
 
-    def held_by_holder(self) -> dict[tuple[str, WorkloadKey], HeldPart]:
-        """The parts by device and holder."""
+    def held_by_holder(self) -> HeldByHolder:
         return {(part.device_key, part.holder.key): part for part in self.held}
 
     def held_by_device(self) -> dict[str, list[HeldPart]]:

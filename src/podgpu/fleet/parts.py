@@ -335,6 +335,14 @@ def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -
     return max(whole, sum(known))
 
 
+def read_number(device: GpuOrInstance, field: str) -> float | None:
+    """Returns the value of a DCGM field. None if it is unknown, or no number."""
+    value = device.fields.get(field) if device.fields else None
+    if not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
 def gpu_utilization(gpu: DeviceState) -> float | None:
     """Returns the GPU's utilisation.
 

@@ -13,7 +13,7 @@ import msgspec
 
 from podgpu.charge import Waste
 from podgpu.fleet.parts import WasteRate
-from podgpu.fleet.view import API, ApiVersion, HolderView, NodeView, View
+from podgpu.fleet.view import Answer, HolderView, NodeView, View
 from podgpu.known import add_known, mean_known, round_known
 from podgpu.model import Workload, WorkloadOwner, group_by_key
 
@@ -61,10 +61,9 @@ class PodRow(msgspec.Struct, omit_defaults=True, kw_only=True):
         return named.text or "unknown holder"
 
 
-class PodsResponse(msgspec.Struct, omit_defaults=True, kw_only=True):
+class PodsResponse(Answer, kw_only=True):
     """`/api/v1/pods`."""
 
-    api: ApiVersion = msgspec.field(default_factory=lambda: API)
     taken_at: float | None = None
     simulated: bool = False
     currency: str = ""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -19,8 +19,8 @@ from typing import Literal
 import msgspec
 
 from podgpu.clock import Clock, FaultLog
-from podgpu.errors import Note, ReadNotes, SourceError, StartError, collect_notes
-from podgpu.fleet.budgets import BudgetUse
+from podgpu.errors import ReadNotes, SourceError, StartError, collect_notes
+from podgpu.fleet.budgets import BudgetUses
 from podgpu.fleet.jobs import JobDetector
 from podgpu.fleet.parts import is_lost
 from podgpu.fleet.prices import ReadPrices, no_prices
@@ -42,7 +42,6 @@ MakeCollector = Callable[[], Collector]
 """Creates the collector. Called in the loop's thread, because an HTTP session belongs to one event
 loop.
 """
-ReadBudgets = Callable[[], tuple[Sequence[BudgetUse], Sequence[Note]]]
 GpuPresence = Literal["unknown", "present", "missing"]
 
 
@@ -122,7 +121,7 @@ class Cluster:
         # Returns the Unix time for prices that change. A recorder replaces it by its own clock.
         self.read_time: Callable[[], float] = self.clock.wall
         # Returns the use of budgets, and notes. A `BudgetWatch` replaces it.
-        self.read_budgets: ReadBudgets = lambda: ((), ())
+        self.read_budgets: Callable[[], BudgetUses] = lambda: ((), ())
         # Returns the figures of savings. A `SavingsWatch` replaces it.
         self.read_savings: Callable[[], SavingsFigures] = lambda: NO_SAVINGS
         self.recorded_nodes: Mapping[str, str] = {}  # the node of each GPU in the history

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from podgpu.charge import HeldTime
-from podgpu.fleet.node_entry import NodeEntry
-from podgpu.fleet.parts import HeldPart, divide_gpu, key_of
+from podgpu.fleet.node_entry import HeldByHolder, NodeEntry
+from podgpu.fleet.parts import divide_gpu, key_of
 from podgpu.model import (
     MJ,
     NS,
@@ -58,7 +58,7 @@ class Spending:
     seconds: float | None = None  # between the readings; None if they cannot be compared
 
     def __post_init__(self) -> None:
-        self._before: dict[tuple[str, WorkloadKey], HeldPart] = {}
+        self._before: HeldByHolder = {}
         self._totals: dict[str, DeviceState] = {}
         self._most_seconds = 0.0  # that an increase may cover
         if self.earlier is None:

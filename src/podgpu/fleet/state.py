@@ -35,6 +35,7 @@ from podgpu.fleet.parts import (
     holders_of,
     is_blind,
     key_of,
+    read_number,
 )
 from podgpu.fleet.prices import NO_PRICES, Prices
 from podgpu.fleet.readings import ClusterReading, FleetCounts, NodeReading, Owners, TargetOutcome
@@ -573,10 +574,10 @@ def used_value(device: GpuOrInstance, settings: ViewSettings) -> float | None:
 
 def read_field(device: GpuOrInstance, name: str, full: float = 1.0) -> float | None:
     """Returns the value of a field that is `full` on a fully busy device."""
-    value = device.fields.get(name) if device.fields else None
-    if not isinstance(value, int | float):
+    value = read_number(device, name)
+    if value is None or not 0 <= value <= full * MAX_RATIO:
         return None
-    return value if 0 <= value <= full * MAX_RATIO else None
+    return value
 
 
 def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Holder]:

@@ -191,11 +191,13 @@ class NamespaceView(_JsonStruct, kw_only=True):
     waste: WasteRate | None = None
 
 
-class _Answer(_JsonStruct, kw_only=True):
+class Answer(_JsonStruct, kw_only=True):
+    """Base of all answers."""
+
     api: ApiVersion = msgspec.field(default_factory=lambda: API)
 
 
-class View(_Answer, kw_only=True):
+class View(Answer, kw_only=True):
     """`/api/v1/view`."""
 
     version: str = msgspec.field(default_factory=lambda: __version__)
@@ -221,7 +223,7 @@ class View(_Answer, kw_only=True):
     nodes: list[NodeView]
 
 
-class PodResponse(_Answer, kw_only=True):
+class PodResponse(Answer, kw_only=True):
     """`/api/v1/pods/NAMESPACE/POD`."""
 
     taken_at: float | None = None
@@ -259,7 +261,7 @@ class SourceView(_JsonStruct, kw_only=True):
     message: str = ""
 
 
-class GpuDetails(_Answer, kw_only=True):
+class GpuDetails(Answer, kw_only=True):
     """Details that only the GPU's exporter can provide."""
 
     fields: list[FieldView] | None = None

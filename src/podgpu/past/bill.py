@@ -21,12 +21,12 @@ from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.known import select_known
 from podgpu.model import WorkloadOwner, group_by
-from podgpu.past.answer import PeriodAnswer
 from podgpu.past.schema import COARSE, DAY
 from podgpu.past.sqlite import parse_range, parse_time
 from podgpu.past.sqlite_charges import (
     SINGLE,
     Grouping,
+    StepCharge,
     read_accounts,
     read_charges,
     read_engines,
@@ -34,7 +34,7 @@ from podgpu.past.sqlite_charges import (
     read_usage_start,
 )
 from podgpu.past.token_costs import TokenFigures, make_token_figures, sum_engines
-from podgpu.past.token_fit import NoFit, TokenFit, TokenStep, fit_tokens
+from podgpu.past.token_fit import NoFit, TokenFit, fit_tokens
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
@@ -139,6 +139,20 @@ class RangeRow(RangeFigures, kw_only=True):
     do: str = ""  # what to do about its waste; only in `/api/v1/waste`
 
 
+class PeriodAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What the answers about a period have in common."""
+
+    api: str = msgspec.field(default_factory=lambda: "podgpu/v1")
+    from_: float = msgspec.field(name="from")
+    to: float
+    currency: str = ""
+    prices: str = ""
+    source: str = ""  # with Prometheus: name of the recording rule, or `counters`
+    simulated: bool = False
+    in_memory: bool = False  # a restart of podgpu loses the history
+    notes: list[str] = []  # messages about missing data
+
+
 class RangeAnswer(PeriodAnswer, kw_only=True):
     by: str
     recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
@@ -173,6 +187,8 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
 
 RowName = tuple[tuple[str, Any], ...]
 """Names and values of the fields of `RangeRow` that identify a row, such as namespace and pod."""
+CurrentRows = dict[RowName, dict[str, Any]]
+"""Current values of the fields of rows, such as `gpus`."""
 
 
 def make_range(
@@ -180,9 +196,9 @@ def make_range(
     bounds: tuple[float, float],
     usage: Sequence[Charge],
     prices: Prices,
-    now: Mapping[RowName, Mapping[str, Any]],
+    now: CurrentRows,
     recorded_from: float = 0.0,
-    token_steps: Iterable[tuple[int, Charge]] = (),
+    token_steps: Iterable[StepCharge] = (),
 ) -> RangeAnswer:
     """Groups the usage into rows and adds it up.
 
@@ -264,9 +280,7 @@ def _wasted(row: RangeRow) -> tuple[float, float]:
     return cost.total, waste.hours.total
 
 
-def group_now(
-    state: ClusterState, usage: Sequence[Charge], query: RangeQuery
-) -> dict[RowName, dict[str, Any]]:
+def group_now(state: ClusterState, usage: Sequence[Charge], query: RangeQuery) -> CurrentRows:
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
     # With a single cluster, `part.cluster` is empty.
     clusters = {charge.cluster for charge in usage}
@@ -402,10 +416,8 @@ def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
         sums.waste = replace(sums.waste, cost=waste.rounded(_DIGITS))
 
 
-def _fit_rows(
-    steps: Iterable[tuple[int, Charge]], query: RangeQuery
-) -> dict[RowName, TokenFit | NoFit]:
-    rows: dict[RowName, list[tuple[int, Charge]]] = {}
+def _fit_rows(steps: Iterable[StepCharge], query: RangeQuery) -> dict[RowName, TokenFit | NoFit]:
+    rows: dict[RowName, list[StepCharge]] = {}
     for step in steps:
         _, charge = step
         name = name_row(charge, query)
@@ -413,15 +425,13 @@ def _fit_rows(
     return {name: fit_charges(row) for name, row in rows.items()}
 
 
-def fit_charges(steps: Iterable[tuple[int, Charge]]) -> TokenFit | NoFit:
+def fit_charges(steps: Iterable[StepCharge]) -> TokenFit | NoFit:
     """Adds up the pods of a row in each 5 minutes, and separates the two kinds of tokens."""
-    sums: dict[int, TokenStep] = {}
+    sums: dict[int, Amounts] = {}
     for step, charge in steps:
-        amounts = charge.amounts
-        own = TokenStep(amounts.busy_seconds, amounts.prompt_tokens, amounts.generated_tokens)
-        before = sums.get(step, TokenStep())
-        sums[step] = before.plus(own)
-    return fit_tokens(list(sums.values()))
+        earlier = sums.get(step, Amounts())
+        sums[step] = earlier.plus(charge.amounts)
+    return fit_tokens(sums.values())
 
 
 def add_tokens(
@@ -597,11 +607,11 @@ def read_range_answer(
     grouping = group_accounts(query, ("labels", "methods"), read_engines(db))
     charges = read_charges(db, start, end, now, grouping)
 
-    current: dict[RowName, dict[str, Any]] = {}
+    current: CurrentRows = {}
     if query.end is None:
         current = _group_held(db, state, charges, query)
 
-    token_steps: Sequence[tuple[int, Charge]] = ()
+    token_steps: Sequence[StepCharge] = ()
     if any(charge.amounts.token_seconds for charge in charges):
         token_steps = read_token_steps(db, start, end)
 
@@ -627,7 +637,7 @@ def read_range_answer(
 
 def _group_held(
     db: Connection, state: ClusterState, usage: Sequence[Charge], query: RangeQuery
-) -> dict[RowName, dict[str, Any]]:
+) -> CurrentRows:
     """Maps each row to its current values. The history may know owners and labels of more pods."""
     keys: set[tuple[str, ...]] = set()
     for node in state.nodes:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from podgpu.errors import Note, PodgpuError
-from podgpu.fleet.budgets import Budget, BudgetUse, ReadBudgets
+from podgpu.fleet.budgets import Budget, BudgetUse, BudgetUses, ReadBudgetFile
 from podgpu.known import round_known, sum_all
 from podgpu.past.bill import RangeQuery
 from podgpu.past.costs import CostsAnswer, CostsQuery
@@ -20,21 +19,21 @@ _FIRST_SECONDS = 5.0  # until there is a record
 class BudgetWatch(Watch):
     name = "budgets"
 
-    def __init__(self, past: Past, budgets: ReadBudgets) -> None:
+    def __init__(self, past: Past, budgets: ReadBudgetFile) -> None:
         super().__init__()
         self._past = past
         self._budgets = budgets
-        self._latest: tuple[Sequence[BudgetUse], Sequence[Note]] = ((), ())
+        self._latest: BudgetUses = ((), ())
 
-    def read(self) -> tuple[Sequence[BudgetUse], Sequence[Note]]:
-        """Returns the last result, and notes about what is wrong."""
+    def read(self) -> BudgetUses:
+        """Returns the last result."""
         return self._latest
 
     def update(self) -> None:
         self._latest = asyncio.run(self._compute())
         self.pause = _SECONDS if self._latest[0] else _FIRST_SECONDS
 
-    async def _compute(self) -> tuple[Sequence[BudgetUse], Sequence[Note]]:
+    async def _compute(self) -> BudgetUses:
         file, notes = self._budgets()
         uses = []
         answers: dict[str, CostsAnswer] = {}
@@ -71,7 +70,7 @@ def _compare(budget: Budget, answer: CostsAnswer) -> BudgetUse | None:
     costs = []
     forecasts = []
     for row in answer.rows:
-        if (row.namespace, row.label) == _key(budget):
+        if (row.namespace, row.label) == (budget.namespace, budget.value):
             costs.append(row.cost)
             forecasts.append(row.forecast)
 
@@ -94,7 +93,3 @@ def _compare(budget: Budget, answer: CostsAnswer) -> BudgetUse | None:
         ratio=round(cost / budget.per_month, 4),
         forecast=forecast,
     )
-
-
-def _key(budget: Budget) -> tuple[str, str]:
-    return budget.namespace, budget.value

@@ -22,8 +22,8 @@ from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.known import select_known
 from podgpu.model import group_by
-from podgpu.past.answer import PeriodAnswer
 from podgpu.past.bill import (
+    PeriodAnswer,
     RangeFigures,
     RangeQuery,
     RangeRow,

@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from podgpu.errors import PodgpuError
-from podgpu.past.schema import SCHEMA, SCHEMA_VERSION, add_columns, migrate
+from podgpu.past.schema import SCHEMA, SCHEMA_VERSION, add_columns, fetch_value, migrate
 
 _SETTINGS = (
     "journal_mode = WAL",
@@ -125,7 +125,7 @@ class HistoryFile(ABC):
         if self._path is not None:
             self._path.chmod(0o600)  # pod names are private
 
-        version = self._fetch_value("PRAGMA user_version")
+        version = fetch_value(self._db, "PRAGMA user_version")
         if version not in (0, 4, SCHEMA_VERSION):
             raise HistoryError(
                 f"{self._path} was written by another version of podgpu (schema {version}; this"
@@ -191,12 +191,6 @@ class HistoryFile(ABC):
 
         self._db.close()
         self._open()
-
-    def _fetch_value(self, sql: str, *parameters: int) -> Any:
-        row = self._db.execute(sql, parameters).fetchone()
-        if row is None:
-            return None
-        return row[0]
 
 
 def _find_free_name(name: str) -> str:

@@ -14,9 +14,9 @@ import msgspec
 
 from podgpu.charge import UsageAccount
 from podgpu.fleet.job_view import SlowestView, find_slowest
-from podgpu.fleet.parts import HeldPart, device_utilization
+from podgpu.fleet.parts import device_utilization, read_number
 from podgpu.fleet.state import ClusterState
-from podgpu.known import divide_known, mean_known, round_known, select_known
+from podgpu.known import divide_known, mean_known, round_known, select_known, sum_all
 from podgpu.metrics.conditions import NODE_GONE, conditions
 from podgpu.metrics.fields import DRAM_ACTIVE, NVLINK_BYTES, PCIE_BYTES, TENSOR_ACTIVE
 from podgpu.model import GpuOrInstance, Workload, WorkloadOwner
@@ -310,9 +310,8 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
 
     summary.power_limit_watts = _mean(divide_known(limit, 1000) for limit in limits)
 
-    for device in devices.values():
-        if not all(_is_of(holder, summary) for holder in device.holders):
-            return Activity()  # the pod has begun to share a device
+    if any(_has_others(device, summary) for device in devices.values()):
+        return Activity()  # the pod has begun to share a device
 
     summary.current_use = _mean(map(device_utilization, devices.values()))
     summary.tensor_active_ratio = _mean_field(devices.values(), TENSOR_ACTIVE)
@@ -342,7 +341,7 @@ def _add_checks(
         has_recorded = any(gpu.uuid in recorded.uuids for gpu in node.gpus)
         if own or has_recorded:
             nodes.append(node)
-    is_sharing = any(_has_others(part, summary) for _, part in devices)
+    is_sharing = any(_has_others(part.device, summary) for _, part in devices)
     facts = SlowFacts(
         causes=summary.causes,
         is_running=summary.to is None,
@@ -361,8 +360,8 @@ def _add_checks(
     summary.why_slow = explain_slow(summary.checks)
 
 
-def _has_others(part: HeldPart, summary: JobSummary) -> bool:
-    return not all(_is_of(holder, summary) for holder in part.device.holders)
+def _has_others(device: GpuOrInstance, summary: JobSummary) -> bool:
+    return not all(_is_of(holder, summary) for holder in device.holders)
 
 
 def _measure_use(summary: JobSummary) -> float | None:
@@ -377,22 +376,14 @@ def _is_of(holder: Workload, summary: JobSummary) -> bool:
 
 
 def _mean_field(devices: Iterable[GpuOrInstance], field: str) -> float | None:
-    values = []
-    for device in devices:
-        value = device.fields.get(field) if device.fields else None
-        if isinstance(value, float):
-            values.append(value)
-    return _mean(values)
+    return _mean(read_number(device, field) for device in devices)
 
 
 def _mean_traffic(devices: Iterable[GpuOrInstance], fields: Sequence[str]) -> float | None:
     """Returns the mean sum of both directions, of the devices that report both."""
     sums = []
     for device in devices:
-        values = [(device.fields or {}).get(field) for field in fields]
-        known = [value for value in values if isinstance(value, int | float)]
-        if len(known) == len(fields):
-            sums.append(sum(known))
+        sums.append(sum_all(read_number(device, field) for field in fields))
     return _mean(sums)
 
 

@@ -60,9 +60,9 @@ from podgpu.model import (
     group_by,
 )
 from podgpu.past.bill import (
+    CurrentRows,
     RangeAnswer,
     RangeQuery,
-    RowName,
     group_now,
     make_range,
     name_row,
@@ -74,8 +74,9 @@ from podgpu.past.costs import (
     first_forecast_day,
     make_costs,
 )
-from podgpu.past.prometheus_tokens import read_tokens, token_queries, token_step_queries
+from podgpu.past.prometheus_tokens import ClusterPod, read_tokens, token_queries, token_step_queries
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
+from podgpu.past.sqlite_charges import StepCharge
 
 _TIMEOUT = 60.0
 _MAX_STEPS = 2880  # maximum number of times at which GPUs are counted
@@ -95,6 +96,7 @@ _GPU_NAMES = (
 )
 _GPU_KEYS = (*UUID_LABELS, *MODEL_LABELS)
 _HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *WORKLOAD_LABELS)
+_ModelKey = tuple[str, str, Prices]  # cluster and model
 Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
 
 
@@ -245,7 +247,7 @@ class _RangeReader:
     state: ClusterState
     notes: list[str] = field(default_factory=list)
     rule: str = ""
-    owners: Mapping[tuple[str, PodName], WorkloadOwner] | None = None  # None: read when needed
+    owners: Mapping[ClusterPod, WorkloadOwner] | None = None  # None: read when needed
 
     async def read(self, start: float, end: float, step: int, now: float) -> RangeAnswer:
         """Adds a note for each failed query.
@@ -259,7 +261,7 @@ class _RangeReader:
             usage += await self._make_usage(vectors, first, last, prices)
 
         await self._describe_gaps(usage, start, step)
-        current: dict[RowName, dict[str, Any]] = {}
+        current: CurrentRows = {}
         if self.query.end is None:
             current = await self._read_now(usage, now)
         token_steps = await self._read_token_steps(usage, start, end)
@@ -476,7 +478,7 @@ class _RangeReader:
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
         return sum_increase(series, window, keys)
 
-    async def _read_now(self, usage: Sequence[Charge], end: float) -> dict[RowName, dict[str, Any]]:
+    async def _read_now(self, usage: Sequence[Charge], end: float) -> CurrentRows:
         """Returns the current values of rows.
 
         With a recording rule, these are means of the last 5 minutes.
@@ -511,9 +513,9 @@ class _RangeReader:
 
     async def _read_token_steps(
         self, usage: Sequence[Charge], start: float, end: float
-    ) -> list[tuple[int, Charge]]:
+    ) -> list[StepCharge]:
         """Reads busy time and tokens of the last hours, to separate the two kinds of tokens."""
-        accounts: dict[tuple[str, PodName], UsageAccount] = {}
+        accounts: dict[ClusterPod, UsageAccount] = {}
         for one in usage:
             account = one.account
             if one.amounts.token_seconds and account.pod:
@@ -541,7 +543,7 @@ class _RangeReader:
 
     async def _query_token_steps(
         self, pods: Sequence[str], first: int, last: int
-    ) -> dict[int, dict[str, list[ParsedSample]]]:
+    ) -> Mapping[int, Vectors]:
         """Returns the samples by time and kind. Raises SourceError."""
         queries = self._write_token_steps(pods)
         asked = [self.client.query_range(query, first, last, COARSE) for query in queries.values()]
@@ -578,7 +580,7 @@ class _RangeReader:
         `samples`: of the methods of measurement.
         """
         window = f"{round(end - start)}s"
-        labels: dict[tuple[str, PodName], str] = {}
+        labels: dict[ClusterPod, str] = {}
         if self.query.label:
             labels = await self._read_labels(self.query.label, window, end)
 
@@ -612,14 +614,14 @@ class _RangeReader:
 
     async def _read_owners(
         self, keys: Iterable[_HolderKey], window: str, end: float
-    ) -> Mapping[tuple[str, PodName], WorkloadOwner]:
+    ) -> Mapping[ClusterPod, WorkloadOwner]:
         """Returns the owners of pods by cluster and pod, if the query needs them."""
         if self.owners is not None:
             return self.owners
         if self.query.by not in ("pod", "owner"):
             return {}
 
-        owners: dict[tuple[str, PodName], WorkloadOwner] = {}
+        owners: dict[ClusterPod, WorkloadOwner] = {}
         pods: dict[str, set[PodName]] = {}  # by cluster
         for key in keys:
             if key.workload.pod:
@@ -650,9 +652,7 @@ class _RangeReader:
             methods[key].add(labels.get("method", ""))
         return methods
 
-    async def _read_labels(
-        self, name: str, window: str, end: float
-    ) -> dict[tuple[str, PodName], str]:
+    async def _read_labels(self, name: str, window: str, end: float) -> dict[ClusterPod, str]:
         """Returns the label `name` of each pod as a JSON object.
 
         Reads kube-state-metrics or the exporters' series.
@@ -662,7 +662,7 @@ class _RangeReader:
             places.insert(0, (_GPU_NAMES, name))
 
         cluster_label = self.server.cluster_label
-        values: dict[tuple[str, PodName], str] = {}
+        values: dict[ClusterPod, str] = {}
         for names, label in places:
             selector = select(names, f'{label}!=""', self.server.match)
             keys = by(cluster_label, *WORKLOAD_LABELS, label)
@@ -767,9 +767,9 @@ class _RangeReader:
         samples: Iterable[ParsedSample],
         prices: Prices,
         gpu_prices: Mapping[tuple[str, str], Prices],
-    ) -> dict[tuple[str, str, Prices], float]:
+    ) -> dict[_ModelKey, float]:
         """Adds up samples of GPUs by cluster, model and prices. See `_read_gpu_prices`."""
-        sums: dict[tuple[str, str, Prices], float] = defaultdict(float)
+        sums: dict[_ModelKey, float] = defaultdict(float)
         for sample in samples:
             labels = sample.labels
             cluster = labels.get(self.server.cluster_label, "")
@@ -833,8 +833,8 @@ def _make_time(sums: Mapping[str, float]) -> HeldTime:
 
 
 def _charge_rests(
-    seconds: Mapping[tuple[str, str, Prices], float],
-    joules: Mapping[tuple[str, str, Prices], float],
+    seconds: Mapping[_ModelKey, float],
+    joules: Mapping[_ModelKey, float],
     currency: str,
 ) -> list[Charge]:
     """Charges what no holder had, by cluster, model and prices."""
@@ -855,7 +855,7 @@ def _charge_rests(
 
 
 def _make_token_charges(
-    step: Vectors, cluster_label: str, accounts: Mapping[tuple[str, PodName], UsageAccount]
+    step: Vectors, cluster_label: str, accounts: Mapping[ClusterPod, UsageAccount]
 ) -> Iterator[Charge]:
     """Yields the busy time and the tokens of each pod in 5 minutes."""
     tokens = read_tokens(step, cluster_label)

@@ -71,6 +71,8 @@ ReadGpus = Callable[[Sequence[TargetGpu]], Awaitable[ClusterState]]
 
 _Lines = dict[PodKey, list[tuple[str, "array[float]"]]]
 """UUIDs of each pod, with the numbers of the steps."""
+_Peaks = dict[tuple[str, PodKey | None], float]
+"""Largest memory by UUID, of a pod or of all."""
 
 
 async def read_savings(
@@ -313,7 +315,7 @@ class _LoadReader:
 
         limit = asyncio.Semaphore(_MAX_QUERIES)
         lines: _Lines = defaultdict(list)
-        memory: dict[tuple[str, PodKey | None], float] = {}
+        memory: _Peaks = {}
         chunks = []
         for first in range(0, len(uuids), _GPUS_PER_QUERY):
             chunk = uuids[first : first + _GPUS_PER_QUERY]
@@ -331,7 +333,7 @@ class _LoadReader:
         uuids: Sequence[str],
         limit: asyncio.Semaphore,
         lines: _Lines,
-        memory: dict[tuple[str, PodKey | None], float],
+        memory: _Peaks,
     ) -> None:
         """Adds what was read to `lines` and `memory`."""
         start = self.fleet.start + COARSE
@@ -444,13 +446,13 @@ class _LoadReader:
     def _select(self, names: Sequence[str], uuids: Sequence[str]) -> str:
         return select(names, one_of("UUID", uuids), self.server.match)
 
-    async def _read_memory(self, uuids: Sequence[str]) -> dict[tuple[str, PodKey | None], float]:
+    async def _read_memory(self, uuids: Sequence[str]) -> _Peaks:
         """Returns the largest memory of each GPU, and of each pod on it.
 
         It is read of the longest range: a peak that comes once a week is not in a short one.
         """
         of_gpu, of_pod = _MEMORY
-        peaks: dict[tuple[str, PodKey | None], float] = {}
+        peaks: _Peaks = {}
         for name in _MEMORY:
             query = self._write_memory(name, uuids)
             for sample in await self.client.query(query, self.fleet.end):
@@ -559,7 +561,7 @@ def _rank(pod: HeldPod) -> tuple[float, float, AccountKey]:
     return -(load.price or 0.0), -load.gpus, load.account.key
 
 
-def _sum_peaks(pod: HeldPod, peaks: Mapping[tuple[str, PodKey | None], float]) -> float | None:
+def _sum_peaks(pod: HeldPod, peaks: _Peaks) -> float | None:
     """Returns the sum of the peaks of its GPUs, which is at least the peak of the sum."""
     key = pod.load.cluster, pod.load.account.key
     total = 0.0

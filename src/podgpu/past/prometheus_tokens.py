@@ -24,7 +24,7 @@ from podgpu.model import PodName
 
 _KIND = "kind"  # label that says which counter a sample is of
 _PREFIX = "tokens of "
-PodKey = tuple[str, PodName]  # cluster, namespace and pod
+ClusterPod = tuple[str, PodName]  # cluster, namespace and pod
 
 
 @dataclass
@@ -118,9 +118,9 @@ def _mark(query: str, kind: str) -> str:
 
 def read_tokens(
     vectors: Mapping[str, Iterable[ParsedSample]], cluster_label: str
-) -> dict[PodKey, PodTokens]:
+) -> dict[ClusterPod, PodTokens]:
     """Returns the tokens of each pod. Several engines of a pod are added up."""
-    pods: dict[PodKey, PodTokens] = {}
+    pods: dict[ClusterPod, PodTokens] = {}
     for engine in engines():
         for sample in vectors.get(f"{_PREFIX}{engine.name}", ()):
             labels = sample.labels

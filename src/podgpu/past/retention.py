@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from podgpu.past.schema import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
+from podgpu.past.schema import COARSE, DAY, FINE, HOUR, ceil_time, fetch_value, floor_time
 
 _MIN_SHARE = 1000  # accounts that a node may have in a full file
 _MAX_TIMES_OTHERS = 10  # a node may have this many times the accounts of the others' mean
+_TIMES_OF = {"sample": "round", "usage": "period"}  # the table that lists the times of the rows
 _COARSER = {COARSE: HOUR, HOUR: DAY}
 # The time of the oldest of the newest rows that are not in the future.
 _OLDEST_KEPT = """
@@ -72,18 +73,18 @@ class Deletion:
 
     def expire(self, keep: Retention, now: float) -> None:
         """Deletes rows that are old by recorded time."""
-        self._expire_rows("round", "sample", FINE, keep.fine, now)
-        self._expire_rows("round", "sample", COARSE, keep.coarse, now)
-        self._expire_rows("period", "usage", COARSE, keep.usage_per_step, now)
-        self._expire_rows("period", "usage", HOUR, keep.usage_per_hour, now)
-        is_day_over = self._expire_rows("period", "usage", DAY, keep.usage, now)
+        self._expire_rows("sample", FINE, keep.fine, now)
+        self._expire_rows("sample", COARSE, keep.coarse, now)
+        self._expire_rows("usage", COARSE, keep.usage_per_step, now)
+        self._expire_rows("usage", HOUR, keep.usage_per_hour, now)
+        is_day_over = self._expire_rows("usage", DAY, keep.usage, now)
 
-        oldest = self._fetch_value("SELECT min(time) FROM round")
+        oldest = fetch_value(self._db, "SELECT min(time) FROM round")
         self._db.execute("DELETE FROM span WHERE ended < ?", (oldest,))
 
         hours = keep.load // HOUR - 1
         sql = _OLDEST_KEPT.format(table="period")
-        since = self._fetch_value(sql, HOUR, round(now), hours)
+        since = fetch_value(self._db, sql, HOUR, round(now), hours)
         self._db.execute("DELETE FROM load WHERE time < ?", (since,))
 
         if is_day_over:
@@ -99,33 +100,28 @@ class Deletion:
             return
 
         self._delete_excess_accounts()
-        self._delete_oldest("round", "sample", COARSE, HOUR, max_bytes)
-        self._delete_oldest("round", "sample", FINE, HOUR, max_bytes)
+        self._delete_oldest("sample", COARSE, HOUR, max_bytes)
+        self._delete_oldest("sample", FINE, HOUR, max_bytes)
         self._delete_oldest_loads(max_bytes)
         self._delete_oldest_spans(max_bytes)
-        self._delete_oldest("period", "usage", HOUR, DAY, max_bytes)
-        self._delete_oldest("period", "usage", DAY, DAY, max_bytes)
+        self._delete_oldest("usage", HOUR, DAY, max_bytes)
+        self._delete_oldest("usage", DAY, DAY, max_bytes)
 
-    def _expire_rows(
-        self, times: str, table: str, resolution: int, seconds: int, now: float
-    ) -> bool:
-        """Deletes the oldest rows, but at most those of one day. Returns False if there are none.
-
-        `times`: the table that lists the times of the rows.
-        """
+    def _expire_rows(self, table: str, resolution: int, seconds: int, now: float) -> bool:
+        """Deletes the oldest rows, but at most those of one day. Returns whether there are any."""
         most = seconds // resolution
-        sql = _OLDEST_KEPT.format(table=times)
-        since = self._fetch_value(sql, resolution, round(now), most - 1)
-        oldest_of = "usage" if table == "usage" else times
-        oldest = self._fetch_oldest(oldest_of, resolution)
+        sql = _OLDEST_KEPT.format(table=_TIMES_OF[table])
+        since = fetch_value(self._db, sql, resolution, round(now), most - 1)
+        oldest = self._fetch_oldest(table, resolution)
         if since is None or oldest is None or oldest >= since:
             return False
 
         until = min(since, oldest + DAY)
-        self._delete_rows(times, table, resolution, until)
+        self._delete_rows(table, resolution, until)
         return True
 
-    def _delete_rows(self, times: str, table: str, resolution: int, since: int) -> None:
+    def _delete_rows(self, table: str, resolution: int, since: int) -> None:
+        times = _TIMES_OF[table]
         if table == "usage":
             # The rows of an hour, or of a day, are deleted together.
             since = floor_time(since, _COARSER.get(resolution, resolution))
@@ -142,14 +138,12 @@ class Deletion:
             sql = f"DELETE FROM {name} WHERE resolution = ? AND time < ?"
             self._db.execute(sql, (of, since))
 
-    def _delete_oldest(
-        self, times: str, table: str, resolution: int, length: int, max_bytes: int
-    ) -> None:
+    def _delete_oldest(self, table: str, resolution: int, length: int, max_bytes: int) -> None:
         while self._exceeds(max_bytes):
-            oldest = self._fetch_oldest("usage" if table == "usage" else times, resolution)
+            oldest = self._fetch_oldest(table, resolution)
             if oldest is None:
                 return
-            self._delete_rows(times, table, resolution, oldest + length)
+            self._delete_rows(table, resolution, oldest + length)
 
     def _delete_oldest_loads(self, max_bytes: int) -> None:
         while self._exceeds(max_bytes):
@@ -207,16 +201,11 @@ class Deletion:
         self.names_deleted = True
 
     def _exceeds(self, max_bytes: int) -> bool:
-        return bool(self._fetch_value(_USED_BYTES) > max_bytes)
+        return bool(fetch_value(self._db, _USED_BYTES) > max_bytes)
 
-    def _fetch_oldest(self, times: str, resolution: int) -> int | None:
-        oldest: int | None = self._fetch_value(
-            f"SELECT min(time) FROM {times} WHERE resolution = ?", resolution
-        )
+    def _fetch_oldest(self, table: str, resolution: int) -> int | None:
+        # The times of hours are kept longer than their usage.
+        times = "usage" if table == "usage" else "round"
+        sql = f"SELECT min(time) FROM {times} WHERE resolution = ?"
+        oldest: int | None = fetch_value(self._db, sql, resolution)
         return oldest
-
-    def _fetch_value(self, sql: str, *parameters: int) -> Any:
-        row = self._db.execute(sql, parameters).fetchone()
-        if row is None:
-            return None
-        return row[0]

@@ -16,8 +16,7 @@ import msgspec
 from podgpu.charge import UsageAccount
 from podgpu.errors import UsageError
 from podgpu.model import WorkloadOwner
-from podgpu.past.answer import PeriodAnswer
-from podgpu.past.bill import describe_owner
+from podgpu.past.bill import PeriodAnswer, describe_owner
 from podgpu.past.focus import write_table
 from podgpu.past.schema import DAY, HOUR
 from podgpu.past.sqlite import parse_range

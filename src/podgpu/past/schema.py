@@ -185,6 +185,14 @@ def split_account(row: Sequence[Any]) -> tuple[UsageAccount, Sequence[Any]]:
     return UsageAccount(*row[:number]), row[number:]
 
 
+def fetch_value(db: sqlite3.Connection, sql: str, *parameters: int) -> Any:
+    """Returns the only value of the only row. None if there is no row."""
+    row = db.execute(sql, parameters).fetchone()
+    if row is None:
+        return None
+    return row[0]
+
+
 def migrate(db: sqlite3.Connection, path: Path | None) -> None:
     """Converts a file of schema 4 in one transaction. Keeps a copy, because 0.3 reads only that."""
     if path is not None:

@@ -9,8 +9,8 @@ import math
 import re
 import sqlite3
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,7 @@ from podgpu.charge import Figures
 from podgpu.errors import UsageError
 from podgpu.known import select_known
 from podgpu.metrics.conditions import NODE_GONE
-from podgpu.model import Workload, group_by
+from podgpu.model import PodName, Workload, group_by
 from podgpu.past.schema import COARSE, FINE, GPU_ITSELF, HOLDER, ceil_time, floor_time
 
 MAX_POINTS = 500
@@ -31,6 +31,7 @@ NO_DATA = 255
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 JSON = dict[str, Any]
 Values = Sequence[float | None]  # one per step; None if there is no data
+Series = Mapping[str, Values]
 _DIGITS = {
     "utilization_ratio": 4,
     "memory_used_bytes": None,
@@ -71,7 +72,7 @@ class DeviceHistory(msgspec.Struct, omit_defaults=True, kw_only=True):
     instance: str = ""
     node: str = ""
     index: int | None = None
-    series: Mapping[str, Values]
+    series: Series
     holders: list[HolderSpan]
 
 
@@ -83,30 +84,27 @@ class GpuHistory(DeviceHistory, kw_only=True):
     marks: list[Mark]
 
 
-class PodHistory(msgspec.Struct, kw_only=True):
+class _DevicesHistory(msgspec.Struct, kw_only=True):
+    """History of the devices that pods held, while they held them."""
+
     api: str = "podgpu/v1"
     from_: float = msgspec.field(name="from")
     to: float
     step_seconds: int
+    devices: list[DeviceHistory]
+    marks: list[Mark]  # sorted by time
+
+
+class PodHistory(_DevicesHistory, kw_only=True):
     namespace: str
     pod: str
-    devices: list[DeviceHistory]
-    marks: list[Mark]
 
 
-class JobHistory(msgspec.Struct, kw_only=True):
-    """History of the devices that the pods of a job held."""
-
-    api: str = "podgpu/v1"
-    from_: float = msgspec.field(name="from")
-    to: float
-    step_seconds: int
+class JobHistory(_DevicesHistory, kw_only=True):
     kind: str
     namespace: str
     name: str
     left_out: int = 0  # devices above MAX_DEVICES
-    devices: list[DeviceHistory]
-    marks: list[Mark]
 
 
 def parse_range(text: str, name: str = "range") -> int:
@@ -160,7 +158,7 @@ def utilization_byte(ratio: float | None) -> int:
     return 0
 
 
-def sparklines_json(times: range, lines: Mapping[str, Values]) -> JSON:
+def sparklines_json(times: range, lines: Series) -> JSON:
     """Builds the JSON of sparklines. Omits devices without data.
 
     `lines` maps `UUID` or `UUID/INSTANCE` to ratios.
@@ -180,7 +178,7 @@ def sparklines_json(times: range, lines: Mapping[str, Values]) -> JSON:
     }
 
 
-def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
+def round_series(series: Series) -> dict[str, Values]:
     rounded: dict[str, Values] = {}
     for name, values in series.items():
         digits = _DIGITS[name]
@@ -188,42 +186,49 @@ def round_series(series: Mapping[str, Values]) -> dict[str, Values]:
     return rounded
 
 
-def make_pod_history(namespace: str, pod: str, gpus: Iterable[GpuHistory]) -> PodHistory | None:
-    """Combines the histories of a pod's GPUs. None if there are none.
-
-    Omits conditions from times when the pod did not hold the GPU.
-    """
-    devices: list[DeviceHistory] = []
-    marks: list[Mark] = []
-    for gpu in gpus:
-        own = [span for span in gpu.holders if span.pod_name == (namespace, pod)]
-        devices.append(_select_device(gpu, own))
-        marks += _select_marks(gpu, own)
-
-    if not devices:
+def make_pod_history(namespace: str, pod: str, gpus: Sequence[GpuHistory]) -> PodHistory | None:
+    """Combines the histories of a pod's GPUs. None if there are none."""
+    if not gpus:
         return None
+    name = (namespace, pod)
+    fields = _combine([_HeldDevice(gpu, {name}) for gpu in gpus])
+    return PodHistory(namespace=namespace, pod=pod, **fields)
+
+
+class _HeldDevice(NamedTuple):
+    history: GpuHistory
+    pods: Set[PodName]  # that held it, of all its holders
+
+
+def _combine(held: Sequence[_HeldDevice]) -> JSON:
+    """Returns the fields of `_DevicesHistory`.
+
+    Omits conditions from times when none of the pods held the device.
+    """
+    devices = []
+    marks: list[Mark] = []
+    for gpu, pods in held:
+        own = [span for span in gpu.holders if span.pod_name in pods]
+        marks += _select_marks(gpu, own)
+        device = DeviceHistory(
+            uuid=gpu.uuid,
+            instance=gpu.instance,
+            node=gpu.node,
+            index=gpu.index,
+            series=gpu.series,
+            holders=own,
+        )
+        devices.append(device)
 
     marks.sort(key=lambda mark: mark.at)
-    return PodHistory(
-        from_=gpu.from_,
-        to=gpu.to,
-        step_seconds=gpu.step_seconds,
-        namespace=namespace,
-        pod=pod,
-        devices=devices,
-        marks=marks,
-    )
-
-
-def _select_device(gpu: GpuHistory, own: list[HolderSpan]) -> DeviceHistory:
-    return DeviceHistory(
-        uuid=gpu.uuid,
-        instance=gpu.instance,
-        node=gpu.node,
-        index=gpu.index,
-        series=gpu.series,
-        holders=own,
-    )
+    first = held[0].history
+    return {
+        "from_": first.from_,
+        "to": first.to,
+        "step_seconds": first.step_seconds,
+        "devices": devices,
+        "marks": marks,
+    }
 
 
 def _select_marks(gpu: GpuHistory, own: Sequence[HolderSpan]) -> Iterator[Mark]:
@@ -336,8 +341,7 @@ def read_job(
     if not shown:
         return None
 
-    devices = []
-    marks: list[Mark] = []
+    held = []
     for (node, index, uuid, instance, gpu_id), accounts in shown:
         pods = set()
         histories = []
@@ -348,25 +352,18 @@ def read_job(
 
         gpu = histories[0]
         gpu.series = _add_series([history.series for history in histories])
-        own = [span for span in gpu.holders if span.pod_name in pods]
-        devices.append(_select_device(gpu, own))
-        marks += _select_marks(gpu, own)
+        held.append(_HeldDevice(gpu, pods))
 
-    marks.sort(key=lambda mark: mark.at)
     return JobHistory(
-        from_=gpu.from_,
-        to=gpu.to,
-        step_seconds=gpu.step_seconds,
         kind=kind,
         namespace=namespace,
         name=name,
-        left_out=len(by_device) - len(devices),
-        devices=devices,
-        marks=marks,
+        left_out=len(by_device) - len(shown),
+        **_combine(held),
     )
 
 
-def _add_series(histories: Sequence[Mapping[str, Values]]) -> dict[str, Values]:
+def _add_series(histories: Sequence[Series]) -> dict[str, Values]:
     """Adds up what several pods of a job did on one device, such as before and after a restart."""
     added: dict[str, Values] = {}
     for name in Figures._fields:

@@ -63,6 +63,10 @@ _USAGE_START = f"""
 SELECT (SELECT min(time) FROM usage WHERE resolution = {DAY}), (SELECT min(time) FROM round)"""
 
 
+StepCharge = tuple[int, Charge]
+"""With the number or the start of a step."""
+
+
 class Grouping(NamedTuple):
     """Which accounts the database adds up."""
 
@@ -138,7 +142,7 @@ def read_engines(db: Connection) -> list[int]:
 
 def read_token_steps(
     db: Connection, start: float, end: float, pod: PodName | None = None
-) -> list[tuple[int, Charge]]:
+) -> list[StepCharge]:
     """Returns the number of each 5 minutes, and the charges of the pods whose tokens were read."""
     sql = _TOKEN_STEPS.format(only="")
     parameters: list[object] = [ceil_time(start, COARSE), end]
@@ -181,7 +185,7 @@ def read_usage_start(db: Connection) -> int | None:
 
 def _read_windows(
     db: Connection, windows: Sequence[_Window], step: str = "NULL", grouping: Grouping = SINGLE
-) -> Iterable[tuple[int, Charge]]:
+) -> Iterable[StepCharge]:
     """Yields the start of the step and a charge. `step`: the start as SQL, or NULL."""
     sql = _write_sum(len(windows), step, grouping)
     parameters = list(chain.from_iterable(windows))

@@ -43,6 +43,7 @@ from podgpu.past.schema import (
     SUMS,
     UNSETTLED,
     USAGE_COLUMNS,
+    fetch_value,
     floor_time,
     split_account,
 )
@@ -132,6 +133,7 @@ _HOURS_KEPT = f"ifnull((SELECT since FROM kept WHERE resolution = {HOUR}), 0)"
 _Span = tuple[int, int, str, str, str]  # GPU, account, kind, name and message of an open span
 # OPEN or UNSETTLED, start of the 5 minutes, account, currency, node.
 _UsageKey = tuple[int, int, UsageAccount, str, str]
+_Usage = dict[_UsageKey, Amounts]
 
 
 @dataclass
@@ -169,7 +171,7 @@ class HistoryStore(HistoryFile):
         self._retention = Retention() if path else IN_MEMORY
         self._unsettled_since = math.inf  # Unix time of the first round that is not settled
         # Usage that is not written yet, also because writing failed.
-        self._unwritten: dict[_UsageKey, Amounts] = {}
+        self._unwritten: _Usage = {}
         self._unwritten_lock = threading.Lock()
         self._loads = LoadSteps()
         try:
@@ -209,7 +211,7 @@ class HistoryStore(HistoryFile):
                 _add_up(self._unwritten, key, amounts)
 
     @contextmanager
-    def _take_unwritten(self) -> Iterator[Mapping[_UsageKey, Amounts]]:
+    def _take_unwritten(self) -> Iterator[_Usage]:
         """Takes the usage that is not written yet. If writing fails, it is kept."""
         with self._unwritten_lock:
             usage = self._unwritten
@@ -228,7 +230,7 @@ class HistoryStore(HistoryFile):
             if len(self._unwritten) <= self._max_unwritten:
                 return
 
-            shorter: dict[_UsageKey, Amounts] = {}
+            shorter: _Usage = {}
             with self._unwritten_lock:
                 for (kind, start, account, currency, node), amounts in self._unwritten.items():
                     key = (kind, floor_time(start, length), account, currency, node)
@@ -258,7 +260,7 @@ class HistoryStore(HistoryFile):
 
         Call it when the time becomes settled, and `settle` as soon as the file can be written.
         """
-        settled: dict[_UsageKey, Amounts] = {}
+        settled: _Usage = {}
         with self._unwritten_lock:
             for (kind, start, account, currency, node), amounts in self._unwritten.items():
                 if kind == UNSETTLED:
@@ -361,7 +363,7 @@ class HistoryStore(HistoryFile):
 
     def _fetch_last_round(self) -> int:
         newest = "SELECT ifnull(max(time), 0) FROM round WHERE resolution = ?"
-        return int(self._fetch_value(newest, FINE))
+        return int(fetch_value(self._db, newest, FINE))
 
     def _read_open_spans(self) -> None:
         spans = "SELECT gpu, account, kind, name, message FROM span WHERE ended IS NULL"
@@ -489,7 +491,7 @@ class HistoryStore(HistoryFile):
 
     # Usage
 
-    def _write_usage(self, usage: Mapping[_UsageKey, Amounts]) -> None:
+    def _write_usage(self, usage: _Usage) -> None:
         rows = []
         for (kind, start, account, currency, node), amounts in usage.items():
             account_id = self._find_account(account, node)
@@ -535,7 +537,7 @@ class HistoryStore(HistoryFile):
             self._db.execute(_INSERT_ROUND, (COARSE, start))
 
 
-def _add_up(total: dict[_UsageKey, Amounts], key: _UsageKey, amounts: Amounts) -> None:
+def _add_up(total: _Usage, key: _UsageKey, amounts: Amounts) -> None:
     earlier = total.get(key)
     if earlier is not None:
         total[key] = earlier.plus(amounts)

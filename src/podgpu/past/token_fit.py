@@ -13,25 +13,12 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from podgpu.charge import Amounts
+
 _LEAST_STEPS = 12  # an hour
 _LEAST_T = 4.0  # estimate divided by its standard error
 _LEAST_DETERMINANT = 1e-4  # of the correlation of both counters; 0 if they are proportional
 _LARGEST_RESIDUAL = 0.25
-
-
-class TokenStep(NamedTuple):
-    """5 minutes of a pod, model or owner."""
-
-    busy_seconds: float = 0.0
-    prompt: float = 0.0
-    generated: float = 0.0
-
-    def plus(self, other: TokenStep) -> TokenStep:
-        return TokenStep(
-            self.busy_seconds + other.busy_seconds,
-            self.prompt + other.prompt,
-            self.generated + other.generated,
-        )
 
 
 class TokenFit(NamedTuple):
@@ -49,7 +36,8 @@ class NoFit(NamedTuple):
     reason: str
 
 
-def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
+def fit_tokens(steps: Iterable[Amounts]) -> TokenFit | NoFit:
+    """`steps`: what a pod, model or owner used in 5 minutes each."""
     used = [step for step in steps if step.busy_seconds > 0]
     if len(used) < _LEAST_STEPS:
         return NoFit(
@@ -57,8 +45,8 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
         )
 
     busy = [step.busy_seconds for step in used]
-    prompts = [step.prompt for step in used]
-    generateds = [step.generated for step in used]
+    prompts = [step.prompt_tokens for step in used]
+    generateds = [step.generated_tokens for step in used]
     pp = _sum_products(prompts, prompts)
     gg = _sum_products(generateds, generateds)
     pg = _sum_products(prompts, generateds)
@@ -97,11 +85,11 @@ def fit_tokens(steps: Sequence[TokenStep]) -> TokenFit | NoFit:
     return TokenFit(prompt, generated, residual, len(used))
 
 
-def _compute_variance(used: Sequence[TokenStep], prompt: float, generated: float) -> float:
+def _compute_variance(used: Sequence[Amounts], prompt: float, generated: float) -> float:
     """Returns the variance of the busy time that the two times per token do not explain."""
     errors = []
     for step in used:
-        expected = prompt * step.prompt + generated * step.generated
+        expected = prompt * step.prompt_tokens + generated * step.generated_tokens
         errors.append((step.busy_seconds - expected) ** 2)
     return math.fsum(errors) / (len(used) - 2)
 

@@ -45,6 +45,10 @@ _HINT = "SGLang needs --enable-metrics, trtllm-serve needs return_perf_metrics: 
 _log = logging.getLogger(__name__)
 
 
+_Buckets = Mapping[float, float]  # of the histogram of the time to the first token
+_History = deque[tuple[float, _Buckets]]  # with the time of the reading
+
+
 class Place(NamedTuple):
     ip: str
     port: int
@@ -67,7 +71,7 @@ class _Watched:
     failures: int = 0
     retry_at: float = 0.0
     probe: asyncio.Task[None] | None = None
-    buckets: deque[tuple[float, Mapping[float, float]]] = field(default_factory=deque)
+    buckets: _History = field(default_factory=deque)
 
 
 def list_places(endpoint: PodEndpoint, container: str, is_first: bool) -> list[Place]:
@@ -304,7 +308,7 @@ def _make_failed(state: EngineState, reason: str, message: str) -> EngineState:
 
 
 def _find_first_tokens(
-    history: deque[tuple[float, Mapping[float, float]]], now: float, buckets: Mapping[float, float]
+    history: _History, now: float, buckets: _Buckets
 ) -> tuple[float | None, float | None]:
     """Returns the 95th percentile of the time to the first token in the last 5 minutes, and in the
     half hour before.
@@ -334,16 +338,14 @@ def _find_first_tokens(
     return recent, _find_quantile_between(history[0][1], middle)
 
 
-def _find_quantile_between(
-    before: Mapping[float, float], after: Mapping[float, float]
-) -> float | None:
+def _find_quantile_between(before: _Buckets, after: _Buckets) -> float | None:
     counts = {}
     for bound, count in after.items():
         counts[bound] = count - before.get(bound, 0.0)
     return find_quantile(counts, _QUANTILE)
 
 
-def _is_later(before: Mapping[float, float], now: Mapping[float, float]) -> bool:
+def _is_later(before: _Buckets, now: _Buckets) -> bool:
     if before.keys() != now.keys():
         return False
     return all(now[bound] >= count for bound, count in before.items())
