@@ -203,34 +203,26 @@ def metric_name(node: str) -> str:
 
 
 def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[Family]:
-    full = state.settings.full
     average = []
     used = state.used.get(CLUSTER)
     if used is not None:
-        percent = used.mean * (100 / full)
+        percent = used.mean * (100 / state.settings.full)
         average.append(Sample(NO_LABELS, percent))
 
-    ratios = []
-    counts = []
-    for scope in sorted(state.used):
-        labels = _scope_labels(scope)
-        used = state.used[scope]
-        ratios.append(Sample(labels, used.mean / full))
-        counts.append(Sample(labels, used.devices))
-
-    means = []
-    window = ("window", duration_text(state.settings.window))
-    for scope in sorted(rolling):
-        labels = _scope_labels(scope, window)
-        means.append(Sample(labels, rolling[scope]))
-
-    samples = {
-        "podgpu_used_gpu_utilization_ratio": ratios,
-        "podgpu_used_gpus": counts,
-        "podgpu_used_gpu_utilization_average_ratio": means,
-    }
     families = make_families("seed", {"avg_GPU_utilization": average})
-    return families + make_families("cluster", samples)
+    return families + _make_families(_list_used(state, rolling))
+
+
+def _list_used(state: ClusterState, rolling: Mapping[Scope, float]) -> Iterator[_NamedSample]:
+    for scope, used in sorted(state.used.items()):
+        labels = _scope_labels(scope)
+        yield "podgpu_used_gpu_utilization_ratio", Sample(labels, used.mean / state.settings.full)
+        yield "podgpu_used_gpus", Sample(labels, used.devices)
+
+    window = ("window", duration_text(state.settings.window))
+    for scope, mean in sorted(rolling.items()):
+        labels = _scope_labels(scope, window)
+        yield "podgpu_used_gpu_utilization_average_ratio", Sample(labels, mean)
 
 
 def _scope_labels(scope: Scope, *more: tuple[str, str]) -> Labels:

@@ -108,7 +108,7 @@ def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> Saving
         unread = ALL_READ
 
     notes = list(fleet.notes)
-    seconds = fleet.end - fleet.start
+    seconds = fleet.seconds
     lines: list[Advice] = []
     left: dict[str, list[PodLoad]] = defaultdict(list)
     measured: list[SharedPod] = []
@@ -281,13 +281,15 @@ class _Rules:
         if pod.worked:
             says += f" Before, it worked in {_percent(pod.worked)} of all intervals of 5 minutes."
             assumes = f"Its work does not start again, as after a weekend. {assumes}"
+        described = _describe(pod)
+        described.idle_seconds = pod.idle_seconds
         return Advice(
             kind="stop",
             model=load.model,
             says=says,
             assumes=assumes,
             falsified_by="Any busy time on its GPU since the end of this range.",
-            pods=[_describe(pod, idle_seconds=pod.idle_seconds)],
+            pods=[described],
             gpus_before=round(load.gpus, _DIGITS),
             gpus_after=0.0,
             saved=_rounded(_monthly(load.gpus, load.price)),
@@ -365,7 +367,9 @@ class _Rules:
         described = []
         worst = find_worst(mix)
         for pod, member, shared, most in zip(pods, mix.members, mix.shared, worst, strict=True):
-            one = _describe(pod, wait=shared.wait, slowdown=shared.slowdown)
+            one = _describe(pod)
+            one.wait = round(shared.wait, _DIGITS)
+            one.slowdown = round(shared.slowdown, _DIGITS)
             one.worst_slowdown = round(most, _DIGITS)
             if member.wait_factor > 1:
                 one.wait_factor = round(member.wait_factor, _DIGITS)
@@ -500,19 +504,11 @@ def _days(seconds: float) -> str:
     return f"{plural(days, 'day')} and {plural(rest, 'hour')}"
 
 
-def _describe(
-    pod: _Pod,
-    wait: float | None = None,
-    slowdown: float | None = None,
-    idle_seconds: float | None = None,
-) -> PodAdvice:
+def _describe(pod: _Pod) -> PodAdvice:
     advice = _name(pod.load)
     advice.busy = round(pod.mean, _DIGITS)
     advice.peak_busy = round(pod.peak, _DIGITS)
     advice.peak_memory_bytes = pod.load.peak_bytes
-    advice.wait = round_known(wait, _DIGITS)
-    advice.slowdown = round_known(slowdown, _DIGITS)
-    advice.idle_seconds = idle_seconds
     return advice
 
 

@@ -367,9 +367,8 @@ def _add_up_steps(row: Row, steps: Steps, currency: str) -> Row:
                 values.append(None)
             continue
 
-        sums = RangeFigures()
-        add_up(sums, step.charges, currency)
-        figures.cost.append(_cost_of(step.charges, currency))
+        sums = _add_up_step(step.charges, currency)
+        figures.cost.append(sums.cost)
         figures.gpu_hours.append(sums.gpu_hours)
         figures.mean_use.append(sums.mean_use)
 
@@ -377,13 +376,17 @@ def _add_up_steps(row: Row, steps: Steps, currency: str) -> Row:
     return row
 
 
-def _cost_of(charges: Sequence[Charge], currency: str) -> float | None:
-    """Returns None if there are no prices, or if nothing of the usage has one."""
+def _add_up_step(charges: Sequence[Charge], currency: str) -> RangeFigures:
+    """The cost is None if there are no prices, or if nothing of the usage has one."""
     sums = RangeFigures()
     add_up(sums, charges, currency)
     if currency and not charges:
-        return 0.0
-    return sums.cost
+        sums.cost = 0.0
+    return sums
+
+
+def _cost_of(charges: Sequence[Charge], currency: str) -> float | None:
+    return _add_up_step(charges, currency).cost
 
 
 def _compare(own: Steps, before: Steps, currency: str) -> Comparison | None:

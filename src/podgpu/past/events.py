@@ -84,16 +84,16 @@ class Span(NamedTuple):
     started: float  # -inf if it began before everything that is known
     ended: float | None
     kind: str
-    name: str
-    message: str
-    uuid: str
-    instance: str
-    node: str
-    gpu_index: int | None
-    account: int  # identifies the pod or job
-    namespace: str
-    pod: str
-    workload: str  # its name, for people
+    name: str = ""
+    message: str = ""
+    uuid: str = ""
+    instance: str = ""
+    node: str = ""
+    gpu_index: int | None = None
+    account: int = -1  # identifies the pod or job
+    namespace: str = ""
+    pod: str = ""
+    workload: str = ""  # its name, for people
 
     @property
     def gpu(self) -> str:

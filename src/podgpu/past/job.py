@@ -152,7 +152,7 @@ def read_summary(
     if is_running:
         fleet = read_pod_load(db, namespace, pod, now, state)
         for load in fleet.pods:
-            summary.hint = advise_pod(load, fleet.end - fleet.start)
+            summary.hint = advise_pod(load, fleet.seconds)
 
     return summary
 

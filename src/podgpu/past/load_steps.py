@@ -68,7 +68,7 @@ class _Sums:
     def add(self, charge: Charge, is_alone: bool) -> None:
         amounts = charge.amounts
         self.allocated += amounts.allocated_seconds
-        if not _is_measured(charge.account):
+        if charge.account.methods not in _MEASURED:
             return
 
         self.measured += amounts.measured_seconds
@@ -96,10 +96,6 @@ class _Sums:
         is_idle = self.idle >= CERTAINLY_IDLE * self.allocated
         busy_gpus = self.busy / self.covered
         return step_value(busy_gpus, is_idle)
-
-
-def _is_measured(account: UsageAccount) -> bool:
-    return account.methods in _MEASURED
 
 
 _Key = tuple[UsageAccount, str]  # with its node

@@ -146,7 +146,7 @@ def _find_earlier_record(db: Connection, known_from: float) -> float | None:
 
 
 def _add_steps(fleet: FleetLoad, history: _History) -> None:
-    unknown = _unknown(fleet.start, fleet.end)
+    unknown = _UNKNOWN_STEP * round(fleet.seconds / COARSE)
     for pod in fleet.pods:
         key = pod.account.key
         pod.steps = history.steps.get(key, unknown)
@@ -169,10 +169,6 @@ def _count_unknown(steps: bytes) -> int:
     while steps[known : known + STEP_BYTES] == _UNKNOWN_STEP:
         known += STEP_BYTES
     return known // STEP_BYTES
-
-
-def _unknown(start: float, end: float) -> bytes:
-    return _UNKNOWN_STEP * round((end - start) / COARSE)
 
 
 def _read_history(

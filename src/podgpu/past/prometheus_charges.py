@@ -400,7 +400,7 @@ class _RangeReader:
             if length < _MIN_SAMPLES * seconds:
                 continue
 
-            series = select((name,), 'kind="gpu_seconds"', self.server.match)
+            series = self.server.select(name, 'kind="gpu_seconds"')
             query = f"max(count_over_time({series}[{round(length)}s]))"
             counts = await self._ask("recording rules", query, end)
             covered = sum(count.value for count in counts) * seconds
@@ -423,7 +423,7 @@ class _RangeReader:
 
     async def _read_rule(self, name: str, function: str, end: float) -> Vectors:
         """Reads a recording rule. `function`: PromQL in which `{}` stands for the series."""
-        series = function.format(select((name,), self.server.match))
+        series = function.format(self.server.select(name))
         keys = by(self.server.cluster_label, *RULE_LABELS, "method")
         query = f"max {keys} ({series})"
         samples = await self.client.query(query, end)
@@ -452,12 +452,12 @@ class _RangeReader:
         return queries
 
     def _write_shares(self, window: str) -> str:
-        series = select(("podgpu_allocation_share_ratio",), self.server.match)
+        series = self.server.select("podgpu_allocation_share_ratio")
         keys = by(self.server.cluster_label, *_HOLDER_KEYS)
         return f"avg {keys} (avg_over_time({series}[{window}]))"
 
     def _write_methods(self, window: str) -> str:
-        series = select(("podgpu_device_usage_method",), self.server.match)
+        series = self.server.select("podgpu_device_usage_method")
         keys = by(self.server.cluster_label, *UUID_LABELS, "GPU_I_ID", "method")
         return f"group {keys} (last_over_time({series}[{window}]))"
 
@@ -474,7 +474,7 @@ class _RangeReader:
         return f"{step} * sum {by(*keys)} ({counts})"
 
     def _increase(self, name: str, matcher: str, window: str) -> str:
-        series = select((name,), matcher, self.server.match)
+        series = self.server.select(name, matcher)
         keys = (self.server.cluster_label, *_HOLDER_KEYS)
         return sum_increase(series, window, keys)
 
@@ -561,7 +561,7 @@ class _RangeReader:
     def _write_token_steps(self, pods: Sequence[str]) -> dict[str, str]:
         """Returns the queries for busy time and tokens in steps of 5 minutes."""
         cluster = self.server.cluster_label
-        series = select((_BUSY,), one_of("pod", pods), self.server.match)
+        series = self.server.select(_BUSY, one_of("pod", pods))
         keys = by(cluster, *_HOLDER_KEYS, "job", "instance")
         busy = f"max {keys} (increase({series}[{COARSE}s]))"
         of_pod = by(cluster, "namespace", "pod")
@@ -646,7 +646,7 @@ class _RangeReader:
         methods: dict[tuple[Any, ...], set[str]] = defaultdict(set)
         for sample in samples:
             labels = sample.labels
-            cluster = labels.get(self.server.cluster_label, "")
+            cluster = self.server.cluster_of(labels)
             device = cluster, read_gpu_id(labels), labels.get("GPU_I_ID", "")
             key = self._read_key(labels) or device
             methods[key].add(labels.get("method", ""))
@@ -751,7 +751,7 @@ class _RangeReader:
         variants: dict[tuple[str, str], set[Prices]] = defaultdict(set)
         for sample in await ask("nodes of GPUs", query):
             labels = sample.labels
-            cluster = labels.get(cluster_label, "")
+            cluster = self.server.cluster_of(labels)
             node = first_label(labels, node_labels)
             own = prices.on_node(labels_of_nodes.get((cluster, node)))
             variants[cluster, read_gpu_id(labels)].add(own)
@@ -772,7 +772,7 @@ class _RangeReader:
         sums: dict[_ModelKey, float] = defaultdict(float)
         for sample in samples:
             labels = sample.labels
-            cluster = labels.get(self.server.cluster_label, "")
+            cluster = self.server.cluster_of(labels)
             gpu = read_gpu_id(labels)
             model = first_label(labels, MODEL_LABELS)
             prices_of_gpu = gpu_prices.get((cluster, gpu), prices)
@@ -790,7 +790,7 @@ class _RangeReader:
         return sums
 
     def _read_key(self, labels: Mapping[str, str]) -> _HolderKey | None:
-        cluster = labels.get(self.server.cluster_label, "")
+        cluster = self.server.cluster_of(labels)
         if "kind" not in labels:
             workload = read_workload(labels)
             if workload is None:

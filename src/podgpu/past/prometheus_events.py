@@ -14,6 +14,7 @@ from contextlib import aclosing
 from itertools import pairwise
 from typing import NamedTuple
 
+from podgpu.fleet.choose import describe_condition
 from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer
 from podgpu.fleet.state import ClusterState
 from podgpu.metrics.adapter import (
@@ -23,21 +24,17 @@ from podgpu.metrics.adapter import (
     first_label,
     read_workload,
 )
-from podgpu.metrics.conditions import NODE_GONE, conditions, words_for
+from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.promql import HELD_NAMES, by, select_gpus, select_held
-from podgpu.model import PodName, Workload
+from podgpu.model import Condition, PodName, Workload
 from podgpu.past.events import MAX_SPANS, EventQuery, EventsAnswer, Span, make_events
 from podgpu.past.schema import CONDITION, FINE, HOLDER, ceil_time
+from podgpu.past.verdict import Interval
 
 _STEPS = 480
 _STEPS_OF_MANY = 120  # if there are too many GPUs to read all
-_MAX_GAP_SECONDS = 300  # a holder or condition continues through a shorter gap: a scrape may fail
+MAX_GAP_SECONDS = 300  # a holder or condition continues through a shorter gap: a scrape may fail
 _GPU_LABELS = (*UUID_LABELS, "GPU_I_ID", "gpu")
-
-
-class _Period(NamedTuple):
-    start: float  # -inf: before the range
-    end: float  # inf: it goes on
 
 
 class _Gpu(NamedTuple):
@@ -184,7 +181,7 @@ class _EventReader:
 
         return pods
 
-    async def _find_gaps(self) -> list[_Period]:
+    async def _find_gaps(self) -> list[Interval]:
         """Returns the periods in which Prometheus scraped nothing."""
         gaps = []
         for series in await self._read_changes("group(up)"):
@@ -228,13 +225,13 @@ class _EventReader:
 
     def _name_node(self, labels: LabelMap) -> str:
         name = first_label(labels, self._server.node_labels)
-        cluster = labels.get(self._server.cluster_label, "")
+        cluster = self._server.cluster_of(labels)
         if self._has_clusters and cluster:
             return f"{cluster}/{name}"
         return name
 
 
-def _find_periods(series: _Series, ignored: Sequence[_Period] = ()) -> list[_Period]:
+def _find_periods(series: _Series, ignored: Sequence[Interval] = ()) -> list[Interval]:
     """Returns the periods in which the series was present.
 
     A short gap, and a gap in an `ignored` period, does not end a period.
@@ -242,22 +239,22 @@ def _find_periods(series: _Series, ignored: Sequence[_Period] = ()) -> list[_Per
     came = [(at, True) for at in series.came]
     went = [(at, False) for at in series.went]
     changes = sorted(came + went)
-    periods: list[_Period] = []
+    periods: list[Interval] = []
     start = -math.inf
     is_present = not changes[0][1]
     for at, is_start in changes:
         if is_start and not is_present:
             start = at
             if periods:
-                gap = _Period(periods[-1].end, at)
+                gap = Interval(periods[-1].end, at)
                 if _is_ignored(gap, ignored):
                     start = periods.pop().start
         elif not is_start and is_present:
-            periods.append(_Period(start, at))
+            periods.append(Interval(start, at))
         is_present = is_start
 
     if is_present:
-        periods.append(_Period(start, math.inf))
+        periods.append(Interval(start, math.inf))
     elif _is_in_outage(periods[-1].end, ignored):
         # Its node is gone. It is not known whether the holder or condition ended.
         periods[-1] = periods[-1]._replace(end=math.inf)
@@ -265,28 +262,28 @@ def _find_periods(series: _Series, ignored: Sequence[_Period] = ()) -> list[_Per
     return periods
 
 
-def _is_ignored(gap: _Period, ignored: Iterable[_Period]) -> bool:
-    if gap.end - gap.start <= _MAX_GAP_SECONDS:
+def _is_ignored(gap: Interval, ignored: Iterable[Interval]) -> bool:
+    if gap.end - gap.start <= MAX_GAP_SECONDS:
         return True
     return any(other.start <= gap.start and gap.end <= other.end for other in ignored)
 
 
-def _is_in_outage(at: float, ignored: Iterable[_Period]) -> bool:
+def _is_in_outage(at: float, ignored: Iterable[Interval]) -> bool:
     return any(gap.start <= at and gap.end == math.inf for gap in ignored)
 
 
-def _find_outages(periods: Sequence[_Period]) -> list[_Period]:
+def _find_outages(periods: Sequence[Interval]) -> list[Interval]:
     """Returns the gaps between the periods, and that after the last one."""
     outages = []
     for first, second in pairwise(periods):
-        outages.append(_Period(first.end, second.start))
+        outages.append(Interval(first.end, second.start))
     if periods and periods[-1].end < math.inf:
-        outages.append(_Period(periods[-1].end, math.inf))
+        outages.append(Interval(periods[-1].end, math.inf))
     return outages
 
 
 def _list_outages(
-    outages: Mapping[str, Sequence[_Period]], gpus: Mapping[str, Iterable[_Gpu]]
+    outages: Mapping[str, Sequence[Interval]], gpus: Mapping[str, Iterable[_Gpu]]
 ) -> Iterator[Span]:
     """Yields a span of each GPU for each outage of its node."""
     for node, periods in outages.items():
@@ -300,7 +297,7 @@ def _name_workload(holder: Workload) -> str:
     return holder.pod or holder.job or holder.uid or f"container {holder.container_id[:12]}"
 
 
-def _holder_span(gpu: _Gpu, period: _Period, holder: Workload, account: int) -> Span:
+def _holder_span(gpu: _Gpu, period: Interval, holder: Workload, account: int) -> Span:
     span = _make_span(gpu, period, HOLDER)
     return span._replace(
         name=holder.container,
@@ -311,29 +308,21 @@ def _holder_span(gpu: _Gpu, period: _Period, holder: Workload, account: int) -> 
     )
 
 
-def _condition_span(gpu: _Gpu, period: _Period, name: str) -> Span:
-    text = name
-    if name in conditions():
-        text, _ = words_for(name)
+def _condition_span(gpu: _Gpu, period: Interval, name: str) -> Span:
+    text, _ = describe_condition(Condition(name))
     span = _make_span(gpu, period, CONDITION)
     return span._replace(name=name, message=text)
 
 
-def _make_span(gpu: _Gpu, period: _Period, kind: str) -> Span:
+def _make_span(gpu: _Gpu, period: Interval, kind: str) -> Span:
     return Span(
         started=period.start,
         ended=None if period.end == math.inf else period.end,
         kind=kind,
-        name="",
-        message="",
         uuid=gpu.uuid,
         instance=gpu.instance,
         node=gpu.node,
         gpu_index=gpu.number,
-        account=-1,
-        namespace="",
-        pod="",
-        workload="",
     )
 
 

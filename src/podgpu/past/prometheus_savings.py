@@ -173,7 +173,7 @@ class _LoadReader:
     async def find_recorded_start(self) -> bool:
         """Shortens the range to what the rules recorded. Returns whether they recorded anything."""
         self.is_recorded = True
-        series = select((_UNUSED_RULE,), self.server.match)
+        series = self.server.select(_UNUSED_RULE)
         query = f"max(count_over_time({series}[{self._window}]))"
         counts = await self.client.query(query, self.fleet.end)
         hours = counts[0].value if counts else 0.0
@@ -206,11 +206,11 @@ class _LoadReader:
 
     def _write_candidates(self, most: int) -> str:
         labels = (self.server.cluster_label, *_RULE_LABELS)
-        rule = select((_UNUSED_RULE,), self.server.match)
+        rule = self.server.select(_UNUSED_RULE)
         unused = f"sum {by(*labels)} (sum_over_time({rule}[{self._window}]))"
         least = f"topk({most}, {unused})"
 
-        held = select(("podgpu_allocation_info",), self.server.match)
+        held = self.server.select("podgpu_allocation_info")
         of_gpu = by(self.server.cluster_label, "instance", "UUID", *_RULE_LABELS)
         on_labels = f"on ({', '.join(labels)})"
         return f"group {of_gpu} ({held}) and {on_labels} {least}"
@@ -218,7 +218,7 @@ class _LoadReader:
     async def count_pods(self) -> int:
         """Returns the number of pods that the rules have recorded lately."""
         labels = by(self.server.cluster_label, *_RULE_LABELS)
-        series = select((_UNUSED_RULE,), self.server.match)
+        series = self.server.select(_UNUSED_RULE)
         pods = f"group {labels} (last_over_time({series}[{_RULE_AGE}]))"
         samples = await self.client.query(f"count({pods})", self.fleet.end)
         if not samples:
@@ -261,16 +261,16 @@ class _LoadReader:
     @property
     def _count(self) -> int:
         """The number of steps."""
-        return round((self.fleet.end - self.fleet.start) / COARSE)
+        return round(self.fleet.seconds / COARSE)
 
     @property
     def _window(self) -> str:
         """The length of the range in PromQL."""
-        return f"{round(self.fleet.end - self.fleet.start)}s"
+        return f"{round(self.fleet.seconds)}s"
 
     async def _find_start(self) -> None:
         """Shortens the range if the server has no older counters."""
-        series = select((_ALLOCATED,), self.server.match)
+        series = self.server.select(_ALLOCATED)
         points = await self.client.query_range(
             f"group({series})", self.fleet.start + COARSE, self.fleet.end, COARSE
         )
@@ -288,7 +288,7 @@ class _LoadReader:
             self.fleet.known_from = first
 
     async def _find_kept(self) -> None:
-        series = select(("kube_pod_annotations",), _ANNOTATION, self.server.match)
+        series = self.server.select("kube_pod_annotations", _ANNOTATION)
         labels = by(self.server.cluster_label, *WORKLOAD_LABELS)
         try:
             samples = await self.client.query(f"group {labels} ({series})", self.fleet.end)
@@ -368,7 +368,7 @@ class _LoadReader:
         if workload is None:
             return None
 
-        cluster = labels.get(self.server.cluster_label, "")
+        cluster = self.server.cluster_of(labels)
         job = workload.job_or_user
         account = UsageAccount(workload.namespace, workload.pod, job).key
         for name in (cluster, ""):
@@ -472,14 +472,14 @@ class _LoadReader:
         if self.is_recorded:
             of = "device" if name == _MEMORY[0] else "container"
             matcher = one_of("UUID", uuids)
-            selected = select((_MEMORY_RULE,), f'of="{of}"', matcher, self.server.match)
+            selected = self.server.select(_MEMORY_RULE, f'of="{of}"', matcher)
         keys = by(self.server.cluster_label, *_KEYS)
         return f"max {keys} (max_over_time({selected}[{MAX_DAYS * DAY}s]))"
 
     async def _read_sizes(self) -> None:
         """Finds how many GPUs of a node the pods of the range held."""
         keys = by(self.server.cluster_label, *_KEYS)
-        series = select(("podgpu_allocation_info",), self.server.match)
+        series = self.server.select("podgpu_allocation_info")
         query = f"group {keys} (last_over_time({series}[{self._window}]))"
         sizes: dict[tuple[str, str, str, PodName, str], int] = defaultdict(int)
         for sample in await self.client.query(query, self.fleet.end):
@@ -490,7 +490,7 @@ class _LoadReader:
             if gpu is None or workload is None or labels.get("GPU_I_ID"):
                 continue
 
-            cluster = labels.get(self.server.cluster_label, "")
+            cluster = self.server.cluster_of(labels)
             node = self.nodes[uuid]
             sizes[cluster, gpu.model, node, workload.pod_name, workload.job] += 1
 
@@ -507,7 +507,6 @@ class _LoadReader:
             return
 
         waited = await self._read_waited()
-        seconds = self.fleet.end - self.fleet.start
         for node, parts, pods in groups:
             if any(key not in waited for key in pods):
                 continue
@@ -515,7 +514,7 @@ class _LoadReader:
             shared = []
             for key in pods:
                 load = self.held[key].load
-                ratio = waited[key] / seconds
+                ratio = waited[key] / self.fleet.seconds
                 shared.append(SharedPodLoad(load.account, load.steps, ratio))
 
             cluster = self.held[pods[0]].load.cluster
@@ -524,7 +523,7 @@ class _LoadReader:
 
     async def _read_waited(self) -> dict[PodKey, float]:
         """Returns the seconds for which each pod waited for a GPU."""
-        selected = select((_WAITED,), self.server.match)
+        selected = self.server.select(_WAITED)
         query = self._sum_increase(selected, self._window)
         waited: dict[PodKey, float] = {}
         for sample in await self.client.query(query, self.fleet.end):

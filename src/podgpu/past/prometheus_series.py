@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 from msgspec.structs import replace as replace_fields
 
 from podgpu.charge import Figures
+from podgpu.fleet.choose import describe_condition
 from podgpu.fleet.prices import Prices, ReadPrices, no_prices
 from podgpu.fleet.read.pages import GpuQuery, PrometheusSelection
 from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer, RangeSeries
@@ -26,12 +27,13 @@ from podgpu.metrics.adapter import (
     first_label,
     read_workload,
 )
-from podgpu.metrics.conditions import NODE_GONE, conditions, words_for
+from podgpu.metrics.conditions import NODE_GONE, words_for
 from podgpu.metrics.fields import ENGINE, FB_USED, POWER, TEMPERATURE, UTIL, field_named
 from podgpu.metrics.promql import HELD_NAMES, by, field_query, quote, select_gpus, select_held
 from podgpu.metrics.values import MAX_RATIO
 from podgpu.model import (
     MIB,
+    Condition,
     PodName,
     Workload,
     parts_of,
@@ -41,7 +43,7 @@ from podgpu.past.costs import CostsAnswer, CostsQuery, select_budgets
 from podgpu.past.events import EventQuery, EventsAnswer
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_charges import read_bill, read_costs
-from podgpu.past.prometheus_events import read_prometheus_events
+from podgpu.past.prometheus_events import MAX_GAP_SECONDS, read_prometheus_events
 from podgpu.past.prometheus_savings import read_savings
 from podgpu.past.savings import SavingsAnswer, SavingsQuery
 from podgpu.past.schema import COARSE, FINE, ceil_time
@@ -62,8 +64,6 @@ CACHE_SECONDS = 15.0
 _COSTS_SECONDS = 300.0  # every open page requests them; days change slowly
 _MAX_COSTS = 32
 _MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,000
-# a holder or condition continues through a shorter gap, because a scrape may fail
-_MAX_GAP_SECONDS = 300
 _MAX_GPUS_OF_POD = 256
 _GPUS_PER_QUERY = 16  # VictoriaMetrics rejects queries of more than 16 KiB
 _HOLDER_SERIES = {
@@ -113,7 +113,7 @@ class Window(NamedTuple):
         for step in sorted(steps):
             if runs:
                 missing = step - runs[-1][1] - 1
-                if missing * self.step <= _MAX_GAP_SECONDS:
+                if missing * self.step <= MAX_GAP_SECONDS:
                     runs[-1][1] = step
                     continue
             runs.append([step, step])
@@ -141,10 +141,7 @@ class _AnswerCache(Generic[_Query, _Answer]):
         self._answers: dict[tuple[_Query, Prices], tuple[float, _Answer]] = {}
 
     def find(self, query: _Query, prices: Prices) -> _Answer | None:
-        cached = self._answers.get((query, prices))
-        if cached is None:
-            return None
-        read_at, answer = cached
+        read_at, answer = self._answers.get((query, prices), (-math.inf, None))
         if self._clock() - read_at > _COSTS_SECONDS:
             return None
         return answer
@@ -479,9 +476,7 @@ class _DeviceLines:
 
     def _list_marks(self) -> Iterator[Mark]:
         for name, steps in self.conditions.items():
-            says = name
-            if name in conditions():
-                says, _ = words_for(name)
+            says, _ = describe_condition(Condition(name))
             for start, end in self.window.find_runs(steps):
                 yield Mark(start, end, name, says)
 

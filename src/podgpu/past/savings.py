@@ -144,6 +144,10 @@ class FleetLoad:
     unread: UnreadPods = ALL_READ
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
 
 # Answer
 

@@ -140,7 +140,7 @@ class PrometheusSelection:
             matcher = one_of("UUID", [gpu.uuid for gpu in chunk])
             targets = [(gpu.cluster, gpu.instance) for gpu in chunk]
             async with limit:
-                return await self._read_checked(state, targets, None, matcher)
+                return await self._read_targets(state, targets, None, matcher)
 
         ordered = sorted(gpus)
         chunks = []
@@ -184,19 +184,7 @@ class PrometheusSelection:
 
         Without targets, reads all of them, or totals if there are too many.
         """
-        return self._build(state, await self._read_checked(state, targets, at), at)
-
-    async def _read_checked(
-        self,
-        state: ClusterState,
-        targets: Sequence[tuple[str, str]],
-        at: float | None,
-        matcher: str = "",
-    ) -> ClusterReading:
-        reading = await self._read_targets(state, targets, at, matcher)
-        if reading.outcomes[0].error and not reading.nodes:
-            raise SourceError(reading.outcomes[0].error, reading.outcomes[0].message)
-        return reading
+        return self._build(state, await self._read_targets(state, targets, at), at)
 
     def _build(
         self, state: ClusterState, reading: ClusterReading, at: float | None
@@ -225,7 +213,7 @@ class PrometheusSelection:
         at: float | None,
         matcher: str = "",
     ) -> ClusterReading:
-        """`matcher`: selects other series than all of these targets."""
+        """`matcher`: selects other series than all of these targets. Raises SourceError."""
         settings = self._cluster.settings
         if targets:
             settings = replace(settings, max_gpus=math.inf)
@@ -246,6 +234,9 @@ class PrometheusSelection:
         finally:
             await collector.close()
 
+        outcome = reading.outcomes[0]
+        if outcome.error and not reading.nodes:
+            raise SourceError(outcome.error, outcome.message)
         if not targets:
             return reading
 
@@ -299,7 +290,7 @@ async def _find_targets(
 
     targets = []
     for sample in samples:
-        cluster = sample.labels.get(server.cluster_label, "")
+        cluster = server.cluster_of(sample.labels)
         address = sample.labels.get("instance", "")
         targets.append((cluster, address))
 

@@ -99,6 +99,13 @@ class PrometheusServer:
         _check_labels("--node-label", self.node_labels or ("",))
         _check_labels("--cluster-label", (self.cluster_label,))
 
+    def cluster_of(self, labels: Mapping[str, str]) -> str:
+        return labels.get(self.cluster_label, "")
+
+    def select(self, name: str, *matchers: str) -> str:
+        """Returns a selector for the series of this name."""
+        return select((name,), *matchers, self.match)
+
 
 def _check_labels(option: str, names: Iterable[str]) -> None:
     for name in names:
@@ -579,11 +586,11 @@ async def read_node_labels(
 
     keys = {name: _kube_label(name) for name in names}
     grouping = by(server.cluster_label, "node", "exported_node", *keys.values())
-    series = _over(select(("kube_node_labels",), server.match), window)
+    series = _over(server.select("kube_node_labels"), window)
     variants: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
     for sample in await ask("labels of nodes", f"group {grouping} ({series})"):
         labels = sample.labels
-        cluster = labels.get(server.cluster_label, "")
+        cluster = server.cluster_of(labels)
         node = labels.get("exported_node") or labels.get("node", "")
         own = {}
         for name, key in keys.items():
