@@ -223,17 +223,20 @@ class _Rules:
             pod = self.examine(load)
             if pod is None:
                 continue
+
             line = self.stop(pod)
             if line is None and not self.may_change(load):
                 continue
             if line is None and load.devices == 1:
                 single.append(pod)
                 continue
+
             line = line or self.shrink(pod)
             if line is None:
                 self._left["needed"].append(load)
             else:
                 lines.append(line)
+
         return [*lines, *self._share(single)]
 
     def examine(self, load: PodLoad) -> _Pod | None:
@@ -241,17 +244,22 @@ class _Rules:
         if load.problem:
             self._left[load.problem].append(load)
             return None
+
         values = read_steps(load.steps)
-        unknown = values.count(UNKNOWN)
-        known = [value for value in values if value != UNKNOWN] if unknown else values
+        known: Sequence[int] = values
+        if UNKNOWN in values:
+            known = [value for value in values if value != UNKNOWN]
         if len(known) < LEAST_KNOWN * len(values) or not known:
             self._left["unknown"].append(load)
             return None
+
         peak = max(known)
         if peak > FULL * load.devices:
             self._left["devices"].append(load)
             return None
-        pod = _Pod(load, sum(known) / len(known) / FULL, peak / FULL)
+
+        mean = sum(known) / len(known)
+        pod = _Pod(load, mean / FULL, peak / FULL)
         if not values[-1] or values[-1] == UNKNOWN:
             _add_idle(pod, values)
         return pod
@@ -532,7 +540,9 @@ def _pack(rooms: Sequence[NodeRoom], fleet: FleetLoad, currency: str) -> list[Ad
     lines = []
     groups = group_by(rooms, lambda room: (room.cluster, room.model))
     for key, own in groups.items():
-        line = _pack_model(own, sorted(fleet.sizes.get(key, ()), reverse=True), currency)
+        sizes = fleet.sizes.get(key, set())
+        largest_first = sorted(sizes, reverse=True)
+        line = _pack_model(own, largest_first, currency)
         if line is not None:
             lines.append(line)
     return lines
@@ -558,7 +568,8 @@ def _pack_model(rooms: Sequence[NodeRoom], sizes: Sequence[int], currency: str) 
 
 
 def _count_gpus(moves: Sequence[PodAdvice]) -> tuple[float, int, str]:
-    return sum(move.gpus for move in moves), len(moves), moves[0].node
+    gpus = sum(move.gpus for move in moves)
+    return gpus, len(moves), moves[0].node
 
 
 def _plan_moves(room: NodeRoom, rooms: Sequence[NodeRoom], size: int) -> list[PodAdvice]:
@@ -577,9 +588,13 @@ def _plan_moves(room: NodeRoom, rooms: Sequence[NodeRoom], size: int) -> list[Po
     del free[room.node]
     moves = []
     for pod in sorted(chosen, key=lambda one: (-one.devices, one.account.key)):
-        fitting = [node for node, left in free.items() if left >= pod.devices]
+        fitting = []
+        for name, left in free.items():
+            if left >= pod.devices:
+                fitting.append(name)
         if not fitting:
             return []
+
         node = min(fitting, key=lambda name: (free[name], name))
         free[node] -= pod.devices
         move = _name(pod)
@@ -589,8 +604,9 @@ def _plan_moves(room: NodeRoom, rooms: Sequence[NodeRoom], size: int) -> list[Po
 
 
 def _is_movable(pod: PodLoad) -> bool:
-    is_kept = pod.problem in ("annotation", "namespace")
-    return pod.is_whole and not is_kept and not (pod.job_gpus > 1 and _is_training(pod))
+    if not pod.is_whole or pod.problem in ("annotation", "namespace"):
+        return False
+    return pod.job_gpus <= 1 or not _is_training(pod)
 
 
 def _make_pack(
@@ -663,10 +679,14 @@ def _find_wait_factors(shared: Iterable[SharedLoad]) -> dict[_OwnerKey, float]:
     factors: dict[_OwnerKey, float] = {}
     for group in shared:
         for pod, predicted in _predict_shared(group):
+            error = pod.waited - predicted.wait
+            if error <= _LEAST_ERROR or predicted.wait <= 0 or not pod.account.owner_name:
+                continue
+
             owner = _owner_of(group.cluster, pod.account)
-            is_longer = pod.waited - predicted.wait > _LEAST_ERROR and predicted.wait > 0
-            if is_longer and pod.account.owner_name:
-                factors[owner] = max(factors.get(owner, 1.0), pod.waited / predicted.wait)
+            factor = pod.waited / predicted.wait
+            factors[owner] = max(factors.get(owner, 1.0), factor)
+
     return factors
 
 
@@ -681,7 +701,9 @@ def _select_predictable(steps: Sequence[Sequence[int]]) -> list[list[int]] | Non
     for values in zip(*steps, strict=True):
         if UNKNOWN not in values and sum(values) < MAX_BUSY * FULL:
             kept.append(values)
-    if len(kept) < LEAST_KNOWN * total or len(kept) * COARSE < HOUR:
+
+    seconds = len(kept) * COARSE
+    if len(kept) < LEAST_KNOWN * total or seconds < HOUR:
         return None
     return [list(values) for values in zip(*kept, strict=True)]
 
@@ -712,9 +734,14 @@ def _sum_known(values: Sequence[float | None]) -> float | None:
 
 
 def _subtract(whole: Monthly, part: Monthly) -> Monthly:
-    cost = None if whole.cost is None else whole.cost - (part.cost or 0.0)
+    cost = whole.cost
+    if cost is not None:
+        cost -= part.cost or 0.0
+
     return Monthly(
-        gpus=whole.gpus - part.gpus, gpu_hours=whole.gpu_hours - part.gpu_hours, cost=cost
+        gpus=whole.gpus - part.gpus,
+        gpu_hours=whole.gpu_hours - part.gpu_hours,
+        cost=cost,
     )
 
 
@@ -734,7 +761,9 @@ def _sum_kind(kind: Kind, lines: Sequence[Advice]) -> SavedKind:
 def _order(line: Advice) -> tuple[float, float, int, str]:
     first = line.pods[0]
     name = f"{first.cluster}/{first.namespace}/{first.pod}/{first.job}"
-    return -(line.saved.cost or 0.0), -line.saved.gpus, KINDS.index(line.kind), name
+    cost = line.saved.cost or 0.0
+    kind = KINDS.index(line.kind)
+    return -cost, -line.saved.gpus, kind, name
 
 
 def _count_left_out(left: dict[str, list[PodLoad]], unread: UnreadPods) -> list[LeftOut]:
@@ -746,6 +775,9 @@ def _count_left_out(left: dict[str, list[PodLoad]], unread: UnreadPods) -> list[
         if reason == "many":
             number += unread.pods
             gpus += unread.gpus
+
         if number:
-            rows.append(LeftOut(reason=reason, says=says, pods=number, gpus=round(gpus, _DIGITS)))
+            gpus = round(gpus, _DIGITS)
+            rows.append(LeftOut(reason=reason, says=says, pods=number, gpus=gpus))
+
     return rows

@@ -305,7 +305,8 @@ def group_now(state: ClusterState, usage: Sequence[Charge], query: RangeQuery) -
 
             account = account_of(part, node.state.pod_labels)
             cluster = part.cluster or only_cluster
-            charge = known.get((cluster, account.key), Charge(account, cluster=cluster))
+            new = Charge(account, cluster=cluster)
+            charge = known.get((cluster, account.key), new)
             row = name_row(charge, query)
             groups.setdefault(row, []).append(part)
 

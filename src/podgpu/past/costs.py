@@ -103,7 +103,8 @@ class CostsWindows(NamedTuple):
 def month_start(now: float, months: int = 0) -> int:
     """Returns the start of a month (UTC), as Unix time. `months`: 1 is the month after `now`."""
     at = datetime.fromtimestamp(now, UTC)
-    year, month_index = divmod(at.year * 12 + at.month - 1 + months, 12)
+    number = at.year * 12 + at.month - 1 + months
+    year, month_index = divmod(number, 12)
     start = datetime(year, month_index + 1, 1, tzinfo=UTC)
     return int(start.timestamp())
 

@@ -123,7 +123,11 @@ def read_summary(
     end, duration = _measure_spans(spans, now)
     is_running = any(ended is None for _, ended, *_ in spans)
     _, _, charges = read_range(db, started, end)
-    own = [charge for charge in charges if charge.account[:2] == (namespace, pod)]
+    own = []
+    for charge in charges:
+        if (charge.account.namespace, charge.account.pod) == (namespace, pod):
+            own.append(charge)
+
     waited = sum(charge.amounts.waited_seconds for charge in own)
 
     summary = JobSummary(
@@ -166,7 +170,9 @@ def _add_pod_history(
     summary: JobSummary, db: Connection, end: float, state: ClusterState
 ) -> _Recorded:
     start = max(summary.from_, end - _LONGEST)
-    gpus = read_pod(db, summary.namespace, summary.pod, start - FINE, end + FINE)
+    first = start - FINE
+    last = end + FINE
+    gpus = read_pod(db, summary.namespace, summary.pod, first, last)
     history = make_pod_history(summary.namespace, summary.pod, gpus)
     if history is None:
         return _Recorded()
@@ -213,7 +219,8 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     _add_causes(summary, history, end)
     summary.errors = 0
     for mark in history.marks:
-        summary.errors += mark.condition != IDLE and mark.condition not in _THROTTLING
+        if mark.condition != IDLE and mark.condition not in _THROTTLING:
+            summary.errors += 1
 
 
 def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:

@@ -331,7 +331,11 @@ def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoo
 
         held = node.held_by_device()
         cluster = node.reading.cluster
-        whole = [gpu for gpu in node.gpus if not gpu.instances and not is_blind(gpu)]
+        whole = []
+        for gpu in node.gpus:
+            if not gpu.instances and not is_blind(gpu):
+                whole.append(gpu)
+
         models = group_by(whole, lambda gpu: gpu.model)
         for model, gpus in models.items():
             free = 0

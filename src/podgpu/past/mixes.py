@@ -136,7 +136,8 @@ def find_mixes(candidates: Sequence[Candidate], memory: float, most_slowdown: fl
 
     `memory`: what may be used of one GPU. The busiest pods are placed first.
     """
-    order = sorted(range(len(candidates)), key=lambda place: -candidates[place].total)
+    places = range(len(candidates))
+    order = sorted(places, key=lambda place: -candidates[place].total)
     open_mixes: list[Mix] = []
     full: list[Mix] = []
     for place in order:
@@ -151,7 +152,8 @@ def find_mixes(candidates: Sequence[Candidate], memory: float, most_slowdown: fl
             open_mixes.remove(joined)
             full.append(joined)
 
-    return [mix for mix in (*full, *open_mixes) if len(mix.pods) > 1]
+    mixed = [mix for mix in open_mixes if len(mix.pods) > 1]
+    return full + mixed
 
 
 def predict_mix(members: Sequence[Candidate]) -> list[Shared]:

@@ -360,7 +360,11 @@ def _select_own_values(device: _DeviceRecord) -> dict[int, _Values]:
         if _exceed(utilizations, whole.utilization) or _exceed(memory, whole.memory):
             return {}
 
-    return {account: values for account, values in own.items() if holders[account] == 1}
+    single = {}
+    for account, values in own.items():
+        if holders[account] == 1:
+            single[account] = values
+    return single
 
 
 def _exceed(values: Iterable[float | None], whole: float | None) -> bool:

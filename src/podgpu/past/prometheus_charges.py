@@ -305,7 +305,11 @@ class _RangeReader:
         self.owners = None
 
         complete = await self._find_complete(step, client.ends)
-        return [CostStep(first, usage, first in complete) for first, usage in steps.items()]
+        answer = []
+        for first, usage in steps.items():
+            is_complete = first in complete
+            answer.append(CostStep(first, usage, is_complete))
+        return answer
 
     async def _read_periods(self, start: int, end: float, step: int) -> list[_ReadPeriod]:
         samples_per_step = math.ceil(step / FINE / _MAX_STEPS)
@@ -431,7 +435,9 @@ class _RangeReader:
 
     async def _read_counters(self, start: float, end: float, step: int) -> Vectors:
         queries = self._write_counters(start, end, step)
-        asked = [self._ask(kind, query, end) for kind, query in queries.items()]
+        asked = []
+        for kind, query in queries.items():
+            asked.append(self._ask(kind, query, end))
         results = await asyncio.gather(*asked)
         return dict(zip(queries, results, strict=True))
 
@@ -490,7 +496,9 @@ class _RangeReader:
 
         function = f"last_over_time({{}}[{2 * COARSE}s])"
         recorded = await self._read_rule(USAGE_RULE, function, end)
-        held = {kind: samples for kind, samples in recorded.items() if kind != "gpu_seconds"}
+        # Without the time of all GPUs, nothing is charged as unallocated.
+        held = dict(recorded)
+        held.pop("gpu_seconds", None)
         prices = self.prices.at(end)
         usage = await self._make_usage(held, end - COARSE, end, prices)
 
@@ -546,7 +554,9 @@ class _RangeReader:
     ) -> Mapping[int, Vectors]:
         """Returns the samples by time and kind. Raises SourceError."""
         queries = self._write_token_steps(pods)
-        asked = [self.client.query_range(query, first, last, COARSE) for query in queries.values()]
+        asked = []
+        for query in queries.values():
+            asked.append(self.client.query_range(query, first, last, COARSE))
         results = await asyncio.gather(*asked)
 
         vectors: dict[int, dict[str, list[ParsedSample]]] = defaultdict(lambda: defaultdict(list))
@@ -600,7 +610,8 @@ class _RangeReader:
                 owner = self.state.owners.get(workload.pod_name)
 
             owner = owner or WorkloadOwner("", "")
-            methods = methods_of.get(key if self.rule else key[:3], set())
+            device = key.cluster, key.gpu, key.instance
+            methods = methods_of.get(key if self.rule else device, set())
             accounts[key] = UsageAccount(
                 *workload.pod_name,
                 *ids,
@@ -689,7 +700,8 @@ class _RangeReader:
             if key is not None:
                 billed[key] = sample
 
-        accounts = await self._read_accounts(list(billed), vectors.get("method", ()), start, end)
+        methods = vectors.get("method", ())
+        accounts = await self._read_accounts(list(billed), methods, start, end)
         gpu_prices = await self._read_gpu_prices(prices, start, end)
         seconds = self._add_by_model(vectors.get("gpu_seconds", ()), prices, gpu_prices)
         joules = self._add_by_model(vectors.get("unattributed_energy", ()), prices, gpu_prices)

@@ -291,7 +291,8 @@ class _LoadReader:
         series = self.server.select("kube_pod_annotations", _ANNOTATION)
         labels = by(self.server.cluster_label, *WORKLOAD_LABELS)
         try:
-            samples = await self.client.query(f"group {labels} ({series})", self.fleet.end)
+            kept = f"group {labels} ({series})"
+            samples = await self.client.query(kept, self.fleet.end)
         except SourceError:
             return
 

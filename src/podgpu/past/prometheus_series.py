@@ -358,7 +358,9 @@ class _HistoryReader:
             "power_watts": self._field(POWER, uuids),
             "temperature_celsius": self._field(TEMPERATURE, uuids),
         }
-        return {name: self._while_held(query, pod) for name, query in queries.items()}
+        for name, query in queries.items():
+            queries[name] = self._while_held(query, pod)
+        return queries
 
     def held_by(self, pod: PodName) -> str:
         series = select_held(*pod, self._match)
@@ -437,7 +439,9 @@ class _DeviceLines:
         unknown: Values = [None] * self.window.steps
         figures: dict[str, Values] = {}
         for name in Figures._fields:
-            lines = [self.holder_figures.get((holder, name), unknown) for holder in own]
+            lines = []
+            for holder in own:
+                lines.append(self.holder_figures.get((holder, name), unknown))
             device = self.figures.get(name, unknown)
             values = figures[name] = list(unknown)
             for step in held:
@@ -483,7 +487,8 @@ class _DeviceLines:
         last_step = self.window.steps - 1
         last_present = max(self.present, default=last_step)
         if last_present < last_step:
-            gone_at = self.window.start + (last_present + 1) * self.window.step
+            first_missing = last_present + 1
+            gone_at = self.window.start + first_missing * self.window.step
             says, _ = words_for(NODE_GONE)
             yield Mark(gone_at, None, NODE_GONE, says)
 

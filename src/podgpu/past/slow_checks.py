@@ -193,7 +193,10 @@ def _describe_waits(facts: SlowFacts) -> str:
     waits = _find_waits(facts, LEAST_RATIO)[:_MOST_WAITS]
     if not waits:
         return ""
-    texts = [f"{_percent(wait.ratio)} for {wait.holder}" for wait in waits]
+
+    texts = []
+    for wait in waits:
+        texts.append(f"{_percent(wait.ratio)} for {wait.holder}")
     return f"; now {', '.join(texts)}"
 
 

@@ -401,7 +401,8 @@ def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str
     """
     oldest = db.execute(_OLDEST, (start, end)).fetchone()
     # A short range is read from 15 s samples, if they go back far enough.
-    is_fine = end - start <= MAX_POINTS * FINE and oldest != (COARSE,)
+    is_short = end - start <= MAX_POINTS * FINE
+    is_fine = is_short and oldest != (COARSE,)
     resolution = FINE if is_fine else COARSE
     first = floor_time(start, resolution)
     last = ceil_time(end, resolution)

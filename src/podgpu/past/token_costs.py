@@ -97,16 +97,21 @@ def sum_engines(usage: Iterable[Charge], currency: str) -> EngineSums | None:
         own = sum_charges(charges)
         if not own.token_seconds:
             continue
+
         amounts = amounts.plus(own)
         in_currency = [charge for charge in charges if charge.currency == currency]
         priced = sum_charges(in_currency)
-        is_priced = is_priced and priced.allocated_seconds == own.allocated_seconds
+        if priced.allocated_seconds != own.allocated_seconds:
+            is_priced = False
         parts.append(_divide_cost(own, priced.cost))
         at_use += scale_bill(priced.cost, own.allocated_seconds, own.busy_seconds)
+
     if not amounts.token_seconds:
         return None
+
     columns = zip(*parts, strict=True)
-    return EngineSums(amounts, CostParts(*map(math.fsum, columns)), at_use, is_priced)
+    cost = CostParts(*map(math.fsum, columns))
+    return EngineSums(amounts, cost, at_use, is_priced)
 
 
 def _key_of(charge: Charge) -> tuple[str, ...]:
@@ -134,9 +139,10 @@ def make_token_figures(
     amounts = sums.amounts
     tokens = amounts.prompt_tokens + amounts.generated_tokens
     cost = _round_cost(sums.cost, 1.0) if sums.is_priced else None
-    covered = amounts.token_seconds / amounts.allocated_seconds
     if not tokens:
         return TokenFigures(cost=cost, reason="there were no tokens in this range")
+
+    covered = amounts.token_seconds / amounts.allocated_seconds
     if covered < _LEAST_COVERED:
         reason = (
             f"tokens were read in {covered:.0%} of the allocated time only: choose a range in which"
@@ -145,24 +151,32 @@ def make_token_figures(
         return TokenFigures(cost=cost, reason=reason)
 
     is_measured = amounts.measured_seconds >= _LEAST_COVERED * amounts.allocated_seconds
-    at_use = None
+    is_used = is_measured and amounts.busy_seconds > 0
     per_used = None
-    if is_measured and amounts.busy_seconds:
+    if is_used:
         per_used = round(tokens / amounts.busy_seconds, _DIGITS)
-        at_use = round(sums.cost_at_use / tokens * _MILLION, _DIGITS)
+
     joules = None
     if amounts.energy_joules:
         joules = float(f"{amounts.energy_joules / tokens:.6g}")
+
+    per_million = None
+    at_use = None
     reason = ""
-    if currency and not sums.is_priced:
+    if sums.is_priced:
+        per_million = _round_cost(sums.cost, _MILLION / tokens)
+        if is_used:
+            at_use = round(sums.cost_at_use / tokens * _MILLION, _DIGITS)
+    elif currency:
         reason = f"some of these GPUs have no price in {currency}"
+
     return TokenFigures(
         per_second=round(tokens / seconds, _DIGITS) if seconds else None,
         per_used_gpu_second=per_used,
         joules_per_token=joules,
         cost=cost,
-        cost_per_million=_round_cost(sums.cost, _MILLION / tokens) if sums.is_priced else None,
-        cost_per_million_at_use=at_use if sums.is_priced else None,
+        cost_per_million=per_million,
+        cost_per_million_at_use=at_use,
         per_million=_make_split(fit, sums) if isinstance(fit, TokenFit) else None,
         per_million_reason=fit.reason if isinstance(fit, NoFit) else "",
         reason=reason,
@@ -177,6 +191,7 @@ def _make_split(fit: TokenFit, sums: EngineSums) -> TokenSplit:
         cost = sums.cost_at_use
         prompt_cost = round(scale_bill(cost, busy, fit.prompt * _MILLION), _DIGITS)
         generated_cost = round(scale_bill(cost, busy, fit.generated * _MILLION), _DIGITS)
+
     return TokenSplit(
         prompt_gpu_seconds=round(fit.prompt * _MILLION, _DIGITS),
         generated_gpu_seconds=round(fit.generated * _MILLION, _DIGITS),
@@ -193,7 +208,8 @@ def _round_cost(parts: CostParts, factor: float) -> TokenCost:
     rounded = {}
     for name, part in parts._asdict().items():
         rounded[name] = round(part * factor, _DIGITS)
-    largest = max(rounded, key=lambda name: rounded[name])
+
+    largest = max(rounded, key=rounded.__getitem__)
     error = total - math.fsum(rounded.values())
     rounded[largest] = round(rounded[largest] + error, _DIGITS)
     return TokenCost(total, **rounded)

@@ -47,6 +47,7 @@ def fit_tokens(steps: Iterable[Amounts]) -> TokenFit | NoFit:
     busy = [step.busy_seconds for step in used]
     prompts = [step.prompt_tokens for step in used]
     generateds = [step.generated_tokens for step in used]
+
     pp = _sum_products(prompts, prompts)
     gg = _sum_products(generateds, generateds)
     pg = _sum_products(prompts, generateds)
@@ -54,6 +55,7 @@ def fit_tokens(steps: Iterable[Amounts]) -> TokenFit | NoFit:
         return NoFit("there were no prompt tokens")
     if not gg:
         return NoFit("there were no generated tokens")
+
     independence = 1 - pg * pg / (pp * gg)
     if independence < _LEAST_DETERMINANT:
         return NoFit("prompt and generated tokens always had the same ratio")
@@ -65,7 +67,8 @@ def fit_tokens(steps: Iterable[Amounts]) -> TokenFit | NoFit:
     generated = (pp * gb - pg * pb) / determinant
 
     variance = _compute_variance(used, prompt, generated)
-    residual = math.sqrt(variance) / math.fsum(busy) * len(used)
+    mean_busy = math.fsum(busy) / len(used)
+    residual = math.sqrt(variance) / mean_busy
     if residual > _LARGEST_RESIDUAL:
         return NoFit(
             f"the tokens do not explain the GPU time: 5 minutes differ by {residual:.0%}, and"

@@ -76,7 +76,9 @@ def measure_common(first: Iterable[Interval], second: Iterable[Interval]) -> flo
 
 def measure_cause(name: CauseName, seconds: float, held_seconds: float) -> Cause:
     """`seconds` and `held_seconds` are sums over the pod's GPUs, in the same period."""
-    ratio = min(1.0, seconds / held_seconds) if held_seconds > 0 else 0.0
+    ratio = 0.0
+    if held_seconds > 0:
+        ratio = min(1.0, seconds / held_seconds)
     return Cause(name, round(seconds, 1), round(ratio, 4))
 
 

@@ -46,9 +46,12 @@ def _list_hours(waste: RangeWaste | None) -> Waste:
 def _advise_idle(row: RangeRow, to: float) -> str:
     if row.idle_since is not None:
         hours = (to - row.idle_since) / HOUR
-        length = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.0f} h"
+        length = f"{hours:.0f} h"
         if hours < 1:
             length = "less than 1 h"
+        elif hours >= 48:
+            length = f"{hours / 24:.0f} days"
+
         return f"stop it, or ask its owner: idle for {length} now"
     if row.gpus == 0:
         return "nothing now: it holds no GPU any more"
