@@ -81,11 +81,16 @@ def _add_engine(
     pods: Set[PodName],
 ) -> HeldPart:
     name = container_name(part.holder)
-    spent = part.spent
-    left = shares.get(name)
-    if spent is not None and left:
-        spent = spent._replace(tokens=left.pop())
-    elif spent is not None and name[:2] in pods:
-        spent = spent._replace(tokens=Tokens())
+    part = replace(part, engine=engines.get(name))
+    if part.spent is None:
+        return part
 
-    return replace(part, engine=engines.get(name), spent=spent)
+    if shares.get(name):
+        # Each GPU of the container takes one of its shares.
+        tokens = shares[name].pop()
+    elif name[:2] in pods:
+        tokens = Tokens()
+    else:
+        return part
+
+    return replace(part, spent=part.spent._replace(tokens=tokens))

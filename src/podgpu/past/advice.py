@@ -163,15 +163,18 @@ def advise_pod(load: PodLoad, seconds: float) -> str:
     """Returns what could be done with one pod, for its page. Empty if there is nothing."""
     if seconds < SHORTEST:
         return ""
+
     rules = _Rules(SavingsQuery(), seconds, defaultdict(list), {})
     pod = rules.examine(load)
     if pod is None:
         return ""
+
     line = rules.stop(pod)
     if line is None and rules.may_change(load):
         line = rules.shrink(pod)
     if line is None:
         return ""
+
     target = f"{line.target} would be enough: " if line.target else "It could be stopped: "
     return f"{target[0].upper()}{target[1:]}{line.says}"
 
@@ -193,6 +196,7 @@ def _explain_start(fleet: FleetLoad, known_from: float) -> str:
     """Says whether there is no record before, or records in which the use of no GPU is known."""
     if fleet.recorded_from is None:
         return f"there is no record before {utc_text(known_from)}"
+
     since = f"although there are records since {utc_text(fleet.recorded_from)}"
     if known_from >= fleet.end:
         return f"no use of a GPU is known, {since}"
@@ -282,6 +286,7 @@ class _Rules:
         # A pod that worked again after such a pause is likely to do so again.
         if pod.idle_seconds < least or pod.pause_seconds >= pod.idle_seconds:
             return None
+
         load = pod.load
         has = "its GPU" if load.devices == 1 else f"its {load.devices} GPUs"
         says = f"Nothing ran on {has} for the last {_days(pod.idle_seconds)}."
@@ -289,6 +294,7 @@ class _Rules:
         if pod.worked:
             says += f" Before, it worked in {_percent(pod.worked)} of all intervals of 5 minutes."
             assumes = f"Its work does not start again, as after a weekend. {assumes}"
+
         described = _describe(pod)
         described.idle_seconds = pod.idle_seconds
         return Advice(
@@ -309,6 +315,7 @@ class _Rules:
         load = pod.load
         if not load.is_whole or load.peak_bytes is None or not load.gpu_bytes:
             return None
+
         memory = load.peak_bytes * (1 + MEMORY_HEADROOM) / load.gpu_bytes
         after, target = _find_target(pod, memory, load.gpu_bytes)
         if not target:
@@ -318,6 +325,7 @@ class _Rules:
         assumes = f"Its work can run on {target}, and it keeps its habits."
         if load.devices == 1:
             assumes += " Others use the rest of the GPU."
+
         price = price_hours(saved, load.price)
         verb = "has" if after <= 1 else "have"
         most_busy = after / (1 + COMPUTE_HEADROOM)
@@ -349,15 +357,18 @@ class _Rules:
                 load = pod.load
                 factor = self._wait_factors.get(_owner_of(load.cluster, load.account), 1.0)
                 candidates.append(Candidate(load.steps, load.peak_bytes or 0.0, factor))
+
             mixed: set[int] = set()
             memory = total / (1 + MEMORY_HEADROOM)
             for mix in find_mixes(candidates, memory, self._query.slowdown):
                 mixed.update(mix.pods)
                 together = [pods[place] for place in mix.pods]
                 lines.append(self._make_mix(model, together, mix))
+
             for place, pod in enumerate(pods):
                 if place in mixed:
                     continue
+
                 line = self.shrink(pod)
                 if line is None:
                     self._left["needed"].append(pod.load)
@@ -372,6 +383,7 @@ class _Rules:
         if len(prices) == len(pods):
             # GPUs of one model may differ in price, by node: the cheapest is given back last.
             price = sum(sorted(prices)[:-1])
+
         described = []
         worst = find_worst(mix)
         for pod, member, shared, most in zip(pods, mix.members, mix.shared, worst, strict=True):
@@ -506,6 +518,7 @@ def _days(seconds: float) -> str:
     hours = int(seconds // 3600)
     if hours < 48:
         return plural(hours, "hour")
+
     days, rest = divmod(hours, 24)
     if not rest:
         return plural(days, "day")
@@ -556,6 +569,7 @@ def _pack_model(rooms: Sequence[NodeRoom], sizes: Sequence[int], currency: str) 
     for size in sizes:
         if not most_free < size <= min(free, largest):
             continue
+
         possible: list[tuple[NodeRoom, list[PodAdvice]]] = []
         for room in rooms:
             moves = _plan_moves(room, rooms, size) if room.gpus >= size else []
@@ -622,9 +636,11 @@ def _make_pack(
     costs = []
     for one in with_free:
         costs.append(price_hours(one.free, one.price))
+
     per_month = price_hours(MONTH_HOURS, sum_all(costs))
     if currency and per_month is not None:
         cost = f" They cost {per_month:,.0f} {currency} per month."
+
     names = few_of(f"{one.free} on {one.node}" for one in with_free)
     verb = "is" if free == 1 else "are"
     return Advice(

@@ -177,12 +177,8 @@ class _LoadReader:
         query = f"max(count_over_time({series}[{self._window}]))"
         counts = await self.client.query(query, self.fleet.end)
         hours = counts[0].value if counts else 0.0
-        if not hours:
-            self._set_start(self.fleet.end)
-            return False
-
         self._set_start(self.fleet.end - hours * HOUR)
-        return True
+        return hours > 0
 
     async def find_candidates(self, most: int) -> tuple[set[AccountKey], list[TargetGpu]]:
         """Returns the pods that use least of their GPUs, and these GPUs."""

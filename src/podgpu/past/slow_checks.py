@@ -119,6 +119,7 @@ def explain_slow(checks: Sequence[SlowCheck]) -> str:
         return f"{'; '.join(found)}.{rest}"
     if missing:
         return f"Nothing that was measured slowed it down.{rest}"
+
     busy = [check.says for check in checks if check.cause == "low_use"]
     return f"Nothing slowed it down, of all that podgpu measures. {'. '.join(busy)}."
 
@@ -165,10 +166,12 @@ def _check_waiting(facts: SlowFacts) -> SlowCheck:
         return _make("waiting", "found", says, _SHARE_LESS)
     if not facts.is_shared:
         return _make("waiting", "none", "No other pod shares its GPUs")
+
     limits = list(_find_wait_limits(facts))
     if limits:
         says = "It shares a GPU, and its waiting time is not measured"
         return _make("waiting", "not_measured", says, limits[0])
+
     says = f"It shares a GPU, and waited for only {_duration(facts.wait_seconds)}{now}"
     return _make("waiting", "none", says)
 
@@ -181,6 +184,7 @@ def _find_waits(facts: SlowFacts, least: float) -> list[WaitedFor]:
         for other in own.known_usage.waits_for:
             if other.ratio < least:
                 continue
+
             name = other.text or "processes outside pods"
             # Not every user may see the pods of other namespaces.
             if other.namespace not in ("", own.namespace):
@@ -207,6 +211,7 @@ def _find_wait_limits(facts: SlowFacts) -> Iterable[str]:
             usage = part.device.known_usage
             limit = MPS if usage.method == "mps" else usage.method_limit
             yield IMPROVEMENTS.get(limit, _USE_SWITCHES)
+
     methods: set[str] = set()
     for account in facts.accounts:
         methods.update(account.methods.split())
@@ -226,6 +231,7 @@ def _check_throttling(facts: SlowFacts) -> SlowCheck:
         says = "The driver does not count throttling of its GPUs"
         do = "podgpu doctor on the node shows what the driver reports"
         return _make("throttling", "not_measured", says, do)
+
     says = "Neither heat nor the power brake slowed its GPUs for long"
     if facts.throttled_seconds:
         says = f"Its GPUs were throttled for only {_duration(facts.throttled_seconds)}"
@@ -251,6 +257,7 @@ def _check_use(facts: SlowFacts) -> SlowCheck:
     if facts.use is None:
         says = "How busy its GPUs were is not known"
         return _make("low_use", "not_measured", says, _USE_PODGPU)
+
     of_share = " of its share" if facts.is_shared else ""
     busy = f"busy {_percent(facts.use)} of the time{of_share}"
     if not facts.use:
@@ -267,13 +274,16 @@ def _check_slow_gpu(facts: SlowFacts, state: ClusterState) -> SlowCheck:
         return _make("slow_gpu", "found", says, "see the page of the job")
     if not facts.is_running:
         return _make("slow_gpu", "not_applicable", _ENDED)
+
     keys = {find_job(part) for _, part in facts.devices} - {None}
     if not keys:
         has_owners = any(part.owner for node in state.nodes for part in node.held)
         if has_owners or not facts.devices:
             return _make("slow_gpu", "not_applicable", "It belongs to no job")
+
         says = "The owners of pods are not read, so its job is not known"
         return _make("slow_gpu", "not_measured", says, OWNERS_HINT.do)
+
     key = min(key for key in keys if key is not None)
     return _check_siblings(key, facts.devices, state)
 
@@ -288,6 +298,7 @@ def _check_siblings(key: JobKey, devices: Devices, state: ClusterState) -> SlowC
     if key.kind not in JOB_KINDS:
         says = f"The pods of a {key.kind} have unequal work, so their GPUs are not compared"
         return _make("slow_gpu", "not_applicable", says)
+
     samples = [gpu.sample for gpu in state.jobs.get(key, {}).values()]
     if all(part.instance for _, part in devices):
         says = "MIG instances have no clocks of their own, so they are not compared"
@@ -323,6 +334,7 @@ def _check_activity(facts: SlowFacts) -> list[SlowCheck]:
     if activity.use is None or activity.use < LEAST_USE:
         says = "Its GPUs are hardly busy now, so their activity says nothing"
         return [_make("low_activity", "not_applicable", says)]
+
     says = f"Its tensor cores are active {_percent(activity.tensor)} of the time"
     if activity.dram is not None:
         says += f", its memory interface {_percent(activity.dram)}"
@@ -340,7 +352,7 @@ def _check_traffic(facts: SlowFacts) -> Iterable[SlowCheck]:
         if rate is None:
             says = f"The traffic over {name} is not known"
             yield _make(cause, "not_measured", says, _NEED_TRAFFIC.format(cause.upper()))
-        elif _find(facts, cause) is not None:
-            yield _make(cause, "found", f"It moves {rate / 1e9:.1f} GB/s over {name} now")
-        else:
-            yield _make(cause, "none", f"It moves {rate / 1e9:.1f} GB/s over {name} now")
+            continue
+
+        state: CheckState = "none" if _find(facts, cause) is None else "found"
+        yield _make(cause, state, f"It moves {rate / 1e9:.1f} GB/s over {name} now")

@@ -287,12 +287,13 @@ class HistoryStore(HistoryFile):
         for table in ("round", "sample"):
             self._move_samples(table, samples_shift, now)
 
+        # Of the spans, times in the future are wrong, too.
         for column in ("started", "ended"):
             sql = f"UPDATE span SET {column} = {column} + ? WHERE {column} > ? OR {column} >= ?"
             self._db.execute(sql, (round(shift), now, self._unsettled_since))
 
-        unsettled_since = self._unsettled_since + shift
-        keep_again(self._db, min(now, unsettled_since))
+        moved_to = self._unsettled_since + shift
+        keep_again(self._db, min(now, moved_to))
 
     def _move_samples(self, table: str, shift: int, now: float) -> None:
         # Times are negative at first, so that no row meets one that has not been moved yet.

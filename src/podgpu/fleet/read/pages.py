@@ -338,6 +338,7 @@ def _write_any(
 
 
 def _write_owner(text: str, server: PrometheusServer, where: Sequence[str]) -> str:
+    """`text`: KIND/NAME."""
     kind, _, name = text.rpartition("/")
     is_kind = f"owner_kind={quote(kind)}"
     is_name = f"owner_name={quote(name)}"
