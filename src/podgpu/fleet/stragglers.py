@@ -374,7 +374,8 @@ def _difference(name: str, value: float | None, expected: float | None) -> float
 
 def _compare_with_siblings(minute: Samples) -> dict[str, _Differences]:
     """Returns the differences of each GPU that works from the median of the others."""
-    siblings = [_Siblings.of(values) for values in zip(*minute.values(), strict=True)]
+    columns = zip(*minute.values(), strict=True)
+    siblings = [sorted(select_known(values)) for values in columns]
     differences = {}
     for device, sample in minute.items():
         if not _is_busy(sample):
@@ -382,34 +383,25 @@ def _compare_with_siblings(minute: Samples) -> dict[str, _Differences]:
 
         expected = []
         for value, others in zip(sample, siblings, strict=True):
-            expected.append(None if value is None else others.median_without(value))
+            expected.append(None if value is None else _median_without(others, value))
         differences[device] = _compare(sample, JobGpuSample(*expected))
 
     return differences
 
 
-class _Siblings(NamedTuple):
-    """The sorted known values of all GPUs of a job."""
+def _median_without(values: Sequence[float], value: float) -> float | None:
+    """Returns the median of the other values. None if there are none. `values`: sorted."""
+    count = len(values) - 1
+    if count < 1:
+        return None
 
-    values: list[float]
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> _Siblings:
-        return cls(sorted(select_known(values)))
-
-    def median_without(self, value: float) -> float | None:
-        """Returns the median of the other GPUs. None if there are none."""
-        count = len(self.values) - 1
-        if count < 1:
-            return None
-
-        place = bisect_left(self.values, value)
-        lower = (count - 1) // 2
-        upper = count // 2
-        # Values from `place` on move up by one, because the one at `place` is left out.
-        lower += lower >= place
-        upper += upper >= place
-        return (self.values[lower] + self.values[upper]) / 2
+    place = bisect_left(values, value)
+    lower = (count - 1) // 2
+    upper = count // 2
+    # Values from `place` on move up by one, because the one at `place` is left out.
+    lower += lower >= place
+    upper += upper >= place
+    return (values[lower] + values[upper]) / 2
 
 
 class _WorkingGpu(NamedTuple):

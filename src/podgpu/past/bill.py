@@ -22,7 +22,7 @@ from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.known import select_known
 from podgpu.model import WorkloadOwner, group_by
 from podgpu.past.schema import COARSE, DAY
-from podgpu.past.sqlite import parse_range, parse_time
+from podgpu.past.sqlite import parse_is_csv, parse_range, parse_time
 from podgpu.past.sqlite_charges import (
     SINGLE,
     Grouping,
@@ -151,11 +151,20 @@ class PeriodAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     simulated: bool = False
     in_memory: bool = False  # a restart of podgpu loses the history
     notes: list[str] = []  # messages about missing data
+    recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
+
+    def add_record(self, db: Connection, state: ClusterState, start: float, now: float) -> None:
+        """Adds what the history in SQLite does not have. `start`: of the range."""
+        self.simulated = state.simulated
+        self.notes[:0] = texts_of(describe_unpriced(state.nodes, state.prices))
+        since = read_usage_start(db)
+        if since is None or start + COARSE < since:
+            self.recorded_from = now if since is None else float(since)
+            self.notes.insert(0, f"there is no record before {utc_text(self.recorded_from)}")
 
 
 class RangeAnswer(PeriodAnswer, kw_only=True):
     by: str
-    recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
     # How the use of the GPUs was measured.
     methods: list[str] = msgspec.field(default_factory=list)
     # Names of the pod labels in the range.
@@ -170,12 +179,7 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
     if by not in ("pod", "owner", "namespace", "model") and not is_label:
         raise UsageError(f"by={by[:60]!r}: use pod, owner, namespace, model or label:NAME")
 
-    form = query.get("format", "json")
-    if form not in ("json", "csv"):
-        raise UsageError(f"format={form[:60]!r}: use json or csv")
-
-    is_csv = form == "csv"
-
+    is_csv = parse_is_csv(query)
     seconds = parse_range(query.get("range", "24h"))
     start = parse_time(query, "from")
     end = parse_time(query, "to")
@@ -616,23 +620,16 @@ def read_range_answer(
     if any(charge.amounts.token_seconds for charge in charges):
         token_steps = read_token_steps(db, start, end)
 
-    since = read_usage_start(db)
     answer = make_range(
         query,
         (start, end),
         charges,
         state.prices,
         current,
-        recorded_from=since or 0.0,
+        recorded_from=read_usage_start(db) or 0.0,
         token_steps=token_steps,
     )
-
-    answer.simulated = state.simulated
-    answer.notes[:0] = texts_of(describe_unpriced(state.nodes, state.prices))
-    if since is None or start + COARSE < since:
-        answer.recorded_from = now if since is None else float(since)
-        answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
-
+    answer.add_record(db, state, start, now)
     return answer
 
 

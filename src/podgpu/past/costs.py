@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from podgpu.charge import Charge, scale_bill
-from podgpu.errors import UsageError, texts_of, utc_text
+from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Prices
-from podgpu.fleet.state import ClusterState, describe_unpriced
+from podgpu.fleet.state import ClusterState
 from podgpu.known import select_known
 from podgpu.model import group_by
 from podgpu.past.bill import (
@@ -35,8 +35,8 @@ from podgpu.past.bill import (
     name_row,
     parse_range_query,
 )
-from podgpu.past.schema import COARSE, DAY, HOUR, OPEN, UNSETTLED, ceil_time, floor_time
-from podgpu.past.sqlite_charges import read_steps, read_usage_start
+from podgpu.past.schema import DAY, HOUR, OPEN, UNSETTLED, ceil_time, floor_time
+from podgpu.past.sqlite_charges import read_steps
 
 MAX_STEPS = 400  # bounds the answer, and the points of a query to Prometheus
 MOST_ROWS = 8  # a stacked chart with more colours is not readable
@@ -173,7 +173,6 @@ class Forecast(msgspec.Struct, kw_only=True):
 class CostsAnswer(PeriodAnswer, kw_only=True):
     step_seconds: int
     by: str
-    recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
     complete: list[bool]  # by step
     totals: CostsTotals
     rows: list[CostsRow]
@@ -476,14 +475,8 @@ def read_costs_answer(
         days = _read_steps(db, query.range, DAY, first_day, now, now)
 
     answer = make_costs(query, now, state.prices, steps, days)
-    answer.simulated = state.simulated
     answer.budgets = select_budgets(state.budgets, query.range)
-    answer.notes[:0] = texts_of(describe_unpriced(state.nodes, state.prices))
-
-    since = read_usage_start(db)
-    if since is None or windows.start + COARSE < since:
-        answer.recorded_from = now if since is None else float(since)
-        answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
+    answer.add_record(db, state, windows.start, now)
     if requested_start < windows.start:
         answer.notes.insert(0, f"hours before {utc_text(kept)} are not kept: use days")
 

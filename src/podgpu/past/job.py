@@ -349,11 +349,15 @@ def _add_checks(
         if own or has_recorded:
             nodes.append(node)
     is_sharing = any(_has_others(part.device, summary) for _, part in devices)
+    use = summary.mean_use
+    if summary.shared and summary.mean_share_use is not None:
+        use = summary.mean_share_use
+
     facts = SlowFacts(
         causes=summary.causes,
         is_running=summary.to is None,
         is_shared=summary.shared or is_sharing,
-        use=_measure_use(summary),
+        use=use,
         wait_seconds=summary.wait_seconds,
         throttled_seconds=summary.throttled_seconds,
         activity=recorded.activity,
@@ -369,13 +373,6 @@ def _add_checks(
 
 def _has_others(device: GpuOrInstance, summary: JobSummary) -> bool:
     return not all(_is_of(holder, summary) for holder in device.holders)
-
-
-def _measure_use(summary: JobSummary) -> float | None:
-    """Returns the mean use: on a shared GPU, of the pod's share."""
-    if summary.shared and summary.mean_share_use is not None:
-        return summary.mean_share_use
-    return summary.mean_use
 
 
 def _is_of(holder: Workload, summary: JobSummary) -> bool:

@@ -391,10 +391,6 @@ def _check_gpus(
             pod.problem = "model"
 
 
-def _has_measured_waits(part: HeldPart) -> bool:
-    return part.instance is None and part.gpu.known_usage.method in BY_SWITCHES
-
-
 def _read_wait_ratio(db: Connection, account_id: int, start: int, end: int) -> float:
     window = {"start": start, "end": end, "account": account_id}
     [waited] = db.execute(_WAITED, window).fetchone()
@@ -415,7 +411,9 @@ def _read_shared(
         for parts in node.held_by_device().values():
             accounts = [account_of(part) for part in parts]
             pods = {account.key: account for account in accounts}
-            if len(pods) < 2 or not _has_measured_waits(parts[0]):
+            if len(pods) < 2 or parts[0].instance is not None:
+                continue
+            if parts[0].gpu.known_usage.method not in BY_SWITCHES:
                 continue
 
             lines = [steps.get(key, b"") for key in pods]

@@ -147,7 +147,9 @@ def find_mixes(candidates: Sequence[Candidate], memory: float, most_slowdown: fl
 
         joined = _join(open_mixes, place, candidate, memory, most_slowdown)
         if joined is None:
-            open_mixes.append(_start_mix(place, candidate))
+            one = candidate
+            mix = Mix([place], [one], one.memory, one.lanes, one.known, one.active, one.profile)
+            open_mixes.append(mix)
         elif len(joined.pods) == MAX_PODS:
             open_mixes.remove(joined)
             full.append(joined)
@@ -163,18 +165,6 @@ def predict_mix(members: Sequence[Candidate]) -> list[Shared]:
     for member in members:
         known &= member.known
     return _predict(members, known)
-
-
-def _start_mix(place: int, one: Candidate) -> Mix:
-    return Mix(
-        [place],
-        [one],
-        one.memory,
-        one.lanes,
-        one.known,
-        one.active,
-        list(one.profile),
-    )
 
 
 def _join(

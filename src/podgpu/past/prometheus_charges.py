@@ -39,6 +39,7 @@ from podgpu.fleet.read.prometheus import (
     PrometheusClient,
     PrometheusServer,
     read_node_labels,
+    select_unique,
 )
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.metrics.adapter import (
@@ -768,11 +769,7 @@ class _RangeReader:
             own = prices.on_node(labels_of_nodes.get((cluster, node)))
             variants[cluster, read_gpu_id(labels)].add(own)
 
-        known_prices = {}
-        for gpu, every in variants.items():
-            if len(every) == 1:
-                known_prices[gpu] = every.pop()
-        return known_prices
+        return select_unique(variants)
 
     def _add_by_model(
         self,

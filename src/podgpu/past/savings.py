@@ -19,7 +19,7 @@ from podgpu.model import WorkloadOwner
 from podgpu.past.bill import PeriodAnswer, describe_owner
 from podgpu.past.focus import write_table
 from podgpu.past.schema import DAY, HOUR
-from podgpu.past.sqlite import parse_range
+from podgpu.past.sqlite import parse_is_csv, parse_range
 
 Kind = Literal["stop", "shrink", "share", "pack"]
 KINDS: tuple[Kind, ...] = ("stop", "shrink", "share", "pack")
@@ -40,10 +40,7 @@ class SavingsQuery(NamedTuple):
 
 
 def parse_savings_query(query: Mapping[str, str]) -> SavingsQuery:
-    form = query.get("format", "json")
-    if form not in ("json", "csv"):
-        raise UsageError(f"format={form[:60]!r}: use json or csv")
-
+    is_csv = parse_is_csv(query)
     seconds = parse_range(query.get("range", "7d"))
     if seconds > MAX_DAYS * DAY:
         raise UsageError(f"range={query['range'][:40]}: savings are computed for up to 8d")
@@ -61,7 +58,7 @@ def parse_savings_query(query: Mapping[str, str]) -> SavingsQuery:
     if idle < HOUR:
         raise UsageError(f"idle={query['idle'][:40]}: write at least 1h")
 
-    return SavingsQuery(seconds, slowdown, idle, form == "csv")
+    return SavingsQuery(seconds, slowdown, idle, is_csv)
 
 
 # Input

@@ -140,6 +140,14 @@ def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float
     return time
 
 
+def parse_is_csv(query: Mapping[str, str]) -> bool:
+    """Returns whether the query asks for CSV instead of JSON. Raises UsageError."""
+    form = query.get("format", "json")
+    if form not in ("json", "csv"):
+        raise UsageError(f"format={form[:60]!r}: use json or csv")
+    return form == "csv"
+
+
 def sparkline_times(now: float) -> range:
     """Returns the Unix time of each point.
 

@@ -9,10 +9,10 @@ import asyncio
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -53,6 +53,8 @@ from podgpu.metrics.promql import (
 )
 from podgpu.model import NodeState, PodName, WorkloadOwner, all_devices, list_pod_names, select_keys
 
+K = TypeVar("K")
+V = TypeVar("V")
 # time between queries for unknown owners; kube-state-metrics may report new pods late
 _OWNER_SECONDS = 60.0
 _PODS_PER_QUERY = 100  # VictoriaMetrics rejects queries of more than 16 KiB
@@ -599,12 +601,16 @@ async def read_node_labels(
 
         variants[cluster, node].append(own)
 
-    known = {}
-    for of_node, every in variants.items():
-        if len(every) == 1:
-            known[of_node] = every[0]
+    return select_unique(variants)
 
-    return known
+
+def select_unique(variants: Mapping[K, Collection[V]]) -> dict[K, V]:
+    """Returns the values of the keys that have only one."""
+    unique = {}
+    for key, every in variants.items():
+        if len(every) == 1:
+            [unique[key]] = every
+    return unique
 
 
 def _over(series: str, window: str) -> str:
