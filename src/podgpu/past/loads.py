@@ -250,11 +250,13 @@ def collect_held(state: ClusterState) -> dict[PodKey, HeldPod]:
     for (cluster, account), own in parts.items():
         load = _make_load(cluster, own, state)
         held = HeldPod(load, [part for _, part in own])
-        jobs[_job_of(cluster, held.parts[0])] += load.gpus
+        job = _job_of(cluster, held.parts[0])
+        jobs[job] += load.gpus
         pods[cluster, account] = held
 
     for (cluster, _), held in pods.items():
-        held.load.job_gpus = jobs[_job_of(cluster, held.parts[0])]
+        job = _job_of(cluster, held.parts[0])
+        held.load.job_gpus = jobs[job]
 
     return pods
 
@@ -355,7 +357,8 @@ def _add_costs(db: Connection, fleet: FleetLoad, now: float) -> None:
     for charge in read_charges(db, fleet.start, fleet.end, now):
         if charge.currency:
             key = charge.account.key
-            costs[key] = costs.get(key, 0.0) + charge.amounts.cost
+            earlier = costs.get(key, 0.0)
+            costs[key] = earlier + charge.amounts.cost
 
     for pod in fleet.pods:
         cost = costs.get(pod.account.key)
@@ -382,8 +385,9 @@ def _check_gpus(
         # The model of a GPU that is gone is not known any more.
         held_models = [models.get(one, "") for one in uuids.split(",")]
         before[key].update(held_models)
-        cluster_and_model = clusters.get(node, ""), models.get(uuid, "")
-        fleet.sizes.setdefault(cluster_and_model, set()).add(count)
+        cluster = clusters.get(node, "")
+        model = models.get(uuid, "")
+        fleet.sizes.setdefault((cluster, model), set()).add(count)
 
     for pod in fleet.pods:
         held_before = before.get(pod.account.key, set())

@@ -147,9 +147,17 @@ def find_mixes(candidates: Sequence[Candidate], memory: float, most_slowdown: fl
 
         joined = _join(open_mixes, place, candidate, memory, most_slowdown)
         if joined is None:
-            one = candidate
-            mix = Mix([place], [one], one.memory, one.lanes, one.known, one.active, one.profile)
-            open_mixes.append(mix)
+            open_mixes.append(
+                Mix(
+                    pods=[place],
+                    members=[candidate],
+                    memory=candidate.memory,
+                    lanes=candidate.lanes,
+                    known=candidate.known,
+                    active=candidate.active,
+                    profile=candidate.profile,
+                )
+            )
         elif len(joined.pods) == MAX_PODS:
             open_mixes.remove(joined)
             full.append(joined)
@@ -202,14 +210,16 @@ def _find_possible(
     """Returns mixes that have enough memory, those with the least overlap first."""
     # A pod waits at least for what the others do while it is busy: estimated by the hour of the
     # day or, for pods that alternate within an hour, by the steps in which both are busy.
+    steps = len(candidate.steps) / STEP_BYTES
     most_overlap = candidate.total * (most_slowdown - 1) * _MARGIN
-    most_overlap *= FULL * len(candidate.steps) / STEP_BYTES / _HOURS
+    most_overlap *= FULL * steps / _HOURS
     possible: list[tuple[float, int, Mix]] = []
     for mix in mixes[-_COMPARED:]:
         if mix.memory + candidate.memory > memory:
             continue
 
-        overlap = float(sum(map(mul, mix.profile, candidate.profile)))
+        products = map(mul, mix.profile, candidate.profile)
+        overlap = float(sum(products))
         if overlap > most_overlap:
             overlap = _estimate_overlap(mix, candidate)
         if overlap <= most_overlap:
@@ -257,7 +267,8 @@ def _read_members(members: Sequence[Candidate], known: int) -> _Members:
     values = []
     weights = []
     for member in members:
-        own = read_steps((member.lanes & known).to_bytes(length, "little"))
+        lanes = member.lanes & known
+        own = read_steps(lanes.to_bytes(length, "little"))
         values.append(own)
         weights.append([_WEIGHTS[value] for value in own])
 

@@ -560,12 +560,13 @@ class _RangeReader:
             asked.append(self.client.query_range(query, first, last, COARSE))
         results = await asyncio.gather(*asked)
 
-        vectors: dict[int, dict[str, list[ParsedSample]]] = defaultdict(lambda: defaultdict(list))
+        vectors: dict[int, dict[str, list[ParsedSample]]] = {}
         for kind, lines in zip(queries, results, strict=True):
             for labels, points in lines:
                 for at, value in points:
                     sample = ParsedSample("", labels, value)
-                    vectors[round(at)][kind].append(sample)
+                    step = vectors.setdefault(round(at), {})
+                    step.setdefault(kind, []).append(sample)
 
         return vectors
 
@@ -669,13 +670,14 @@ class _RangeReader:
 
         Reads kube-state-metrics or the exporters' series.
         """
-        places: list[tuple[Sequence[str], str]] = [(("kube_pod_labels",), f"label_{name}")]
+        places: dict[str, Sequence[str]] = {}  # label -> series
         if not name[0].isdecimal():  # otherwise it is no label name in Prometheus
-            places.insert(0, (_GPU_NAMES, name))
+            places[name] = _GPU_NAMES
+        places[f"label_{name}"] = ("kube_pod_labels",)
 
         cluster_label = self.server.cluster_label
         values: dict[ClusterPod, str] = {}
-        for names, label in places:
+        for label, names in places.items():
             selector = select(names, f'{label}!=""', self.server.match)
             keys = by(cluster_label, *WORKLOAD_LABELS, label)
             query = f"group {keys} (last_over_time({selector}[{window}]))"
@@ -704,8 +706,10 @@ class _RangeReader:
         methods = vectors.get("method", ())
         accounts = await self._read_accounts(list(billed), methods, start, end)
         gpu_prices = await self._read_gpu_prices(prices, start, end)
-        seconds = self._add_by_model(vectors.get("gpu_seconds", ()), prices, gpu_prices)
-        joules = self._add_by_model(vectors.get("unattributed_energy", ()), prices, gpu_prices)
+        all_seconds = vectors.get("gpu_seconds", ())
+        seconds = self._add_by_model(all_seconds, prices, gpu_prices)
+        unattributed = vectors.get("unattributed_energy", ())
+        joules = self._add_by_model(unattributed, prices, gpu_prices)
         tokens = read_tokens(vectors, self.server.cluster_label)
         uncharged = set(tokens)
         sums_of = self._add_by_holder(vectors)
@@ -734,7 +738,8 @@ class _RangeReader:
                 amounts = served.cover(amounts, time.held)
 
             currency = "" if price is None else prices.currency
-            usage.append(Charge(account, amounts=amounts, currency=currency, cluster=key.cluster))
+            charged = Charge(account, amounts=amounts, currency=currency, cluster=key.cluster)
+            usage.append(charged)
             group = key.cluster, model, own
             if group in seconds:
                 seconds[group] -= amounts.allocated_seconds
@@ -790,12 +795,13 @@ class _RangeReader:
 
     def _add_by_holder(self, vectors: Vectors) -> dict[_HolderKey, dict[str, float]]:
         """Returns the sums of each holder by kind of usage."""
-        sums: dict[_HolderKey, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        sums: dict[_HolderKey, dict[str, float]] = {}
         for kind in (*_COUNTERS, "shares"):
             for sample in vectors.get(kind, ()):
                 key = self._read_key(sample.labels)
                 if key is not None:
-                    sums[key][kind] += sample.value
+                    own = sums.setdefault(key, {})
+                    own[kind] = own.get(kind, 0.0) + sample.value
         return sums
 
     def _read_key(self, labels: Mapping[str, str]) -> _HolderKey | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ from podgpu.known import sum_all
 from podgpu.metrics.adapter import UUID_LABELS, WORKLOAD_LABELS, first_label, read_workload
 from podgpu.metrics.mig import parent_and_fraction
 from podgpu.metrics.promql import by, one_of, select, sum_increase
-from podgpu.model import DeviceState, PodName
+from podgpu.model import DeviceState
 from podgpu.past.advice import make_savings
 from podgpu.past.loads import AccountKey, HeldPod, PodKey, collect_held, list_rooms
 from podgpu.past.mixes import CERTAINLY_IDLE, FULL, UNKNOWN, step_value, write_steps
@@ -116,7 +116,8 @@ async def _read_many(
     names, gpus = await reader.find_candidates(_MAX_PODS_OF_MANY)
     reader.state = await read_gpus(gpus)
     await reader.read_recorded(names)
-    fleet.unread = _count_unread(fleet, counts, prices, await reader.count_pods())
+    pods = await reader.count_pods()
+    fleet.unread = _count_unread(fleet, counts, prices, pods)
     if fleet.unread.pods:
         fleet.notes.append(
             f"of {counts.gpus:,} GPUs, the {len(fleet.pods)} pods that use least of theirs are"
@@ -478,7 +479,7 @@ class _LoadReader:
         keys = by(self.server.cluster_label, *_KEYS)
         series = self.server.select("podgpu_allocation_info")
         query = f"group {keys} (last_over_time({series}[{self._window}]))"
-        sizes: dict[tuple[str, str, str, PodName, str], int] = defaultdict(int)
+        sizes: Counter[tuple[str, ...]] = Counter()
         for sample in await self.client.query(query, self.fleet.end):
             labels = sample.labels
             uuid = first_label(labels, UUID_LABELS)
@@ -489,12 +490,14 @@ class _LoadReader:
 
             cluster = self.server.cluster_of(labels)
             node = self.nodes[uuid]
-            sizes[cluster, gpu.model, node, workload.pod_name, workload.job] += 1
+            held = (cluster, gpu.model, node, *workload.pod_name, workload.job)
+            sizes[held] += 1
 
         for (cluster, model, *_), count in sizes.items():
             # With a single cluster, the state names none.
             for name in (cluster, ""):
-                self.fleet.sizes.setdefault((name, model), set()).add(count)
+                known = self.fleet.sizes.setdefault((name, model), set())
+                known.add(count)
 
     # Pods that share a GPU
 
@@ -554,7 +557,8 @@ class _LoadReader:
 def _rank(pod: HeldPod) -> tuple[float, float, AccountKey]:
     """The most expensive pods come first."""
     load = pod.load
-    return -(load.price or 0.0), -load.gpus, load.account.key
+    price = load.price or 0.0
+    return -price, -load.gpus, load.account.key
 
 
 def _sum_peaks(pod: HeldPod, peaks: _Peaks) -> float | None:

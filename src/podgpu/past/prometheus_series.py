@@ -74,6 +74,7 @@ _KEYS = (*UUID_LABELS, "GPU_I_ID")
 
 UuidAndInstance = tuple[str, str]
 Values = list[float | None]  # one per step
+_TimeSpan = tuple[float, float | None]  # until None: it goes on
 
 
 class Window(NamedTuple):
@@ -104,29 +105,34 @@ class Window(NamedTuple):
                 values[number] = min(value, 1.0)
         return values
 
-    def find_runs(self, steps: Iterable[int]) -> list[tuple[float, float | None]]:
+    def find_runs(self, steps: Iterable[int]) -> list[_TimeSpan]:
         """Returns the start and end of each run of steps without a long gap.
 
         The end is None if the run goes on.
         """
-        runs: list[list[int]] = []  # first and last step
+        spans = []
+        first = None
+        last = 0
         for step in sorted(steps):
-            if runs:
-                missing = step - runs[-1][1] - 1
-                if missing * self.step <= MAX_GAP_SECONDS:
-                    runs[-1][1] = step
-                    continue
-            runs.append([step, step])
+            missing = step - last - 1
+            if first is not None and missing * self.step > MAX_GAP_SECONDS:
+                spans.append(self._make_span(first, last))
+                first = None
+            if first is None:
+                first = step
+            last = step
 
-        spans: list[tuple[float, float | None]] = []
-        for first, last in runs:
-            start = self.start + first * self.step
-            end = None
-            if last < self.steps - 1:
-                end = self.start + (last + 1) * self.step
-            spans.append((start, end))
-
+        if first is not None:
+            spans.append(self._make_span(first, last))
         return spans
+
+    def _make_span(self, first: int, last: int) -> _TimeSpan:
+        start = self.start + first * self.step
+        if last == self.steps - 1:
+            return start, None
+
+        next_step = last + 1
+        return start, self.start + next_step * self.step
 
 
 _Query = TypeVar("_Query")
@@ -138,11 +144,16 @@ class _AnswerCache(Generic[_Query, _Answer]):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        # With the time until which an answer is used.
         self._answers: dict[tuple[_Query, Prices], tuple[float, _Answer]] = {}
 
     def find(self, query: _Query, prices: Prices) -> _Answer | None:
-        read_at, answer = self._answers.get((query, prices), (-math.inf, None))
-        if self._clock() - read_at > _COSTS_SECONDS:
+        cached = self._answers.get((query, prices))
+        if cached is None:
+            return None
+
+        used_until, answer = cached
+        if self._clock() > used_until:
             return None
         return answer
 
@@ -150,7 +161,9 @@ class _AnswerCache(Generic[_Query, _Answer]):
         while len(self._answers) >= _MAX_COSTS:
             oldest = next(iter(self._answers))
             del self._answers[oldest]
-        self._answers[query, prices] = self._clock(), answer
+
+        used_until = self._clock() + _COSTS_SECONDS
+        self._answers[query, prices] = used_until, answer
 
 
 class PrometheusPast(Past):
@@ -179,7 +192,8 @@ class PrometheusPast(Past):
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
         state = self._cluster.published.state
-        return await read_bill(self._server, query, self._prices()[0], state)
+        prices, _ = self._prices()
+        return await read_bill(self._server, query, prices, state)
 
     async def costs(self, query: CostsQuery) -> CostsAnswer:
         state = self._cluster.published.state
@@ -221,7 +235,8 @@ class PrometheusPast(Past):
     async def gpu(self, uuid: str, instance: str, seconds: int) -> GpuHistory | None:
         async with aclosing(PrometheusClient(self._server)) as client:
             reader = await self._make_reader(client, seconds)
-            device = (await reader.read_devices([uuid])).get((uuid, instance))
+            devices = await reader.read_devices([uuid])
+            device = devices.get((uuid, instance))
             if device is None:
                 return None
             return device.make_history(device.figures)
@@ -303,12 +318,13 @@ class _HistoryReader:
     async def read(self, function: str, query: str) -> list[RangeSeries]:
         """Reads the query's mean (`avg`) or largest value (`max`) in each step."""
         start, step, steps = self._window
+        first_end = start + step
         if step > FINE:
             # At most `_MAX_SAMPLES` are read of each series.
             seconds_per_sample = step * steps / _MAX_SAMPLES
             resolution = ceil_time(seconds_per_sample, FINE)
             query = f"{function}_over_time(({query})[{step}s:{resolution}s])"
-        return await self._client.query_range(query, start + step, self._window.end, step)
+        return await self._client.query_range(query, first_end, self._window.end, step)
 
     async def read_devices(
         self, uuids: Sequence[str], pod: PodName | None = None
