@@ -288,9 +288,7 @@ def price_hours(hours: float, price: float | None) -> float | None:
 
 
 def scale_bill(cost: float, billed_seconds: float, seconds: float) -> float:
-    """Returns what `seconds` cost at the rate of a bill. 0 if the bill is of no time."""
-    if not billed_seconds:
-        return 0.0
+    """Returns what `seconds` cost at the rate of a bill. `billed_seconds` is not 0."""
     return cost / billed_seconds * seconds
 
 
