@@ -199,16 +199,16 @@ def make_pod_history(namespace: str, pod: str, gpus: Sequence[GpuHistory]) -> Po
     if not gpus:
         return None
     name = (namespace, pod)
-    fields = _combine([_HeldDevice(gpu, {name}) for gpu in gpus])
+    fields = _combine([_PodsDevice(gpu, {name}) for gpu in gpus])
     return PodHistory(namespace=namespace, pod=pod, **fields)
 
 
-class _HeldDevice(NamedTuple):
+class _PodsDevice(NamedTuple):
     history: GpuHistory
     pods: Set[PodName]  # that held it, of all its holders
 
 
-def _combine(held: Sequence[_HeldDevice]) -> JSON:
+def _combine(held: Sequence[_PodsDevice]) -> JSON:
     """Returns the fields of `_DevicesHistory`.
 
     Omits conditions from times when none of the pods held the device.
@@ -360,7 +360,7 @@ def read_job(
 
         gpu = histories[0]
         gpu.series = _add_series([history.series for history in histories])
-        held.append(_HeldDevice(gpu, pods))
+        held.append(_PodsDevice(gpu, pods))
 
     return JobHistory(
         kind=kind,
