@@ -65,6 +65,17 @@ def test_serious_notes_are_open_and_the_others_folded(tab: Tab, url: str, shown:
     assert (tab.count(".alert"), tab.count("#alerts-more")) == (3, 0), (
         "a single further alert is not folded"
     )
+    node_gone, first, second, *_ = ALERTS
+    again = {**first, "text": "gpu-a-01: GPU 3 fails again and again"}
+    shown.more = lambda view: {**view, "alerts": [first, again, second, node_gone]}
+    shown.picture = replace(shown.picture)
+    opened(tab, url)
+    assert tab.texts(".alert-text") == [node_gone["text"], first["text"]]
+    tab.click("#alerts-more")
+    wanted = [node_gone, first, second, again]
+    assert tab.texts(".alert-text") == [alert["text"] for alert in wanted], (
+        "further problems of a GPU come after the first of all GPUs"
+    )
     shown.more, shown.picture = usual, replace(shown.picture)
     opened(tab, url)
     serious = [t for t, a in zip(TEXTS, ALERTS, strict=True) if a["severity"] == "broken"]

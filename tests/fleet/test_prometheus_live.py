@@ -226,7 +226,6 @@ def comparable_holder(holder: Holder) -> Holder:
         busy_min_ns=None,
         busy_max_ns=None,
         wasted_idle_ns=None,
-        wasted_underused_ns=None,
     )
     return replace(holder, labels={}, usage=usage)
 

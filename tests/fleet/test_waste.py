@@ -114,6 +114,21 @@ def test_an_exporter_that_does_not_count_under_used_time() -> None:
     )
 
 
+def test_without_a_new_reading_the_waste_of_the_last_one_is_shown() -> None:
+    world = World()
+    worker = _Worker("a", 1.0, 0.3)
+    # As with --prometheus, if a round is shorter than the interval of scrapes.
+    for at, read_at in ((0.0, 0.0), (10.0, 10.0), (20.0, 10.0)):
+        held = gpu(0, worker(read_at), busy=0.5)
+        entry = node("n1", held, read_at=read_at, exporter_id="a")
+        state = world.round(entry, at=at, prices=PRICES)
+    waste = make_view(state).totals.waste
+    assert waste is not None
+    assert waste.gpus == Waste(0.0, 0.3, 0.0)
+    [part] = state.nodes[0].held
+    assert part.spent is None, "nothing is charged twice"
+
+
 def test_under_used_time_is_at_most_the_share() -> None:
     world = _rounds((_Worker("a", 0.5, 0.9),))
     assert world.state is not None

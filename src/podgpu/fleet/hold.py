@@ -223,6 +223,7 @@ class IdleTimes:
             idle=idle,
             waited=_growth(last.wait_ns, usage.wait_ns, NS),
             joules=_growth(last.energy_mj, usage.energy_mj, MJ),
+            underused=_growth(last.wasted_underused_ns, usage.wasted_underused_ns, NS),
         )
 
     def _measure(

@@ -135,12 +135,14 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
         if self.use == "idle":
             return self._make_rate(Waste(idle=self.share, underused=0.0))
 
-        spent = self.spent
-        if spent is None or spent.underused is None or not spent.held:
-            return self._make_rate(Waste(idle=0.0))
+        # Nothing is spent since the last round if Prometheus has not scraped the exporter again.
+        for time in (self.spent, self.window):
+            if time is None or time.underused is None or not time.held:
+                continue
+            unused = min(self.share, time.underused / time.held)
+            return self._make_rate(Waste(idle=0.0, underused=unused))
 
-        unused = min(self.share, spent.underused / spent.held)
-        return self._make_rate(Waste(idle=0.0, underused=unused))
+        return self._make_rate(Waste(idle=0.0))
 
     def _make_rate(self, waste: Waste) -> WasteRate:
         return make_rate(waste, self.device_size, self.price)

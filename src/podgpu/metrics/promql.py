@@ -101,6 +101,7 @@ _CONTAINER_TIME = (
     "container_gpu_idle_seconds_total",
     "container_gpu_energy_joules_total",
 )
+_WASTED = ("container_gpu_wasted_seconds_total",)
 _EXPORTERS = (
     "exporter_build_info",
     "exporter_snapshot_timestamp_seconds",
@@ -131,9 +132,14 @@ def series_queries(
     series_labels = ("__name__", *target_labels, *GPU_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
 
     def query(
-        what: str, names: Sequence[str], *labels: str, condition: str = "", required: bool = False
+        what: str,
+        names: Sequence[str],
+        *labels: str,
+        matcher: str = "",
+        condition: str = "",
+        required: bool = False,
     ) -> SeriesQuery:
-        series = f"{select(names, match)}{condition}"
+        series = f"{select(names, matcher, match)}{condition}"
         return SeriesQuery(what, f"max {by(*series_labels, *labels)} ({series})", required)
 
     timed = (*field_names(UTIL, ENGINE, TEMPERATURE), *own_names(_SINCE))
@@ -157,6 +163,7 @@ def series_queries(
         query("power", power, *identity),
         query("use by containers", own_names(*_CONTAINER_USE)),
         query("time by containers", own_names(*_CONTAINER_TIME)),
+        query("under-used time", own_names(*_WASTED), "kind", matcher='kind="underused"'),
         query("exporters", own_names(*_EXPORTERS), "version", "source", "state", *node_labels),
         query("conditions", conditions, "condition", "detail", *identity),
         query("faults", faults, condition=" > 0"),

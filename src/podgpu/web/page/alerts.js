@@ -87,8 +87,22 @@ function alertsOf(picture, devices) {
   if (!Array.isArray(picture.alerts)) return gathered(picture, devices);
   const worded = picture.alerts.filter((alert) => typeof alert?.text === "string");
   const alerts = worded.map((alert) => ({ ...alert, severity: alert.severity === "broken" ? "broken" : "warning" }));
-  const rank = (alert) => (alert.severity === "broken" ? 0 : 2) + (alert.uuid ? 1 : 0); // a node before single GPUs
+  const again = repeatedOf(alerts);
+  // A node before single GPUs. Further problems of a GPU come last, so that the few that are shown are of different GPUs.
+  const rank = (alert) => (alert.severity === "broken" ? 0 : 3) + (again.has(alert) ? 2 : alert.uuid ? 1 : 0);
   return alerts.sort((a, b) => rank(a) - rank(b));
+}
+
+// Returns the alerts about a GPU that already has one of this severity.
+function repeatedOf(alerts) {
+  const named = new Set();
+  const again = new Set();
+  for (const alert of alerts) {
+    const key = `${alert.severity} ${alert.uuid}`;
+    if (alert.uuid && named.has(key)) again.add(alert);
+    named.add(key);
+  }
+  return again;
 }
 
 function gathered(picture, devices) {
