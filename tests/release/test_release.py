@@ -24,7 +24,7 @@ import pytest
 
 from podgpu import __version__
 from podgpu.labs.simulate.simulated_kubelet import SimulatedKubelet, SimulatedPod
-from release.rootfs import PYTHONS
+from release.rootfs import MIRROR, PYTHONS
 from tests.net import free_port, read_if_ready
 from tests.release.conftest import build_release
 
@@ -396,16 +396,21 @@ def test_demo_runs_in_the_autoscale_image(dist: Path, tmp_path: Path) -> None:
     assert run_bundle(tmp_path, f"http://127.0.0.1:{cluster}/api/v1/view", '"gpus"')
 
 
-@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
-def test_debian_package(suite: str, dist: Path, tmp_path: Path) -> None:
-    """Debian 12 has Python 3.11, and Debian 13 has 3.13."""
+@pytest.mark.parametrize(
+    ("suite", "python"), [("bookworm", "3.11"), ("trixie", "3.13"), ("forky", "3.14")]
+)
+def test_debian_package(suite: str, python: str, dist: Path, tmp_path: Path) -> None:
+    """Tests the package on Debian 12, on Debian 13 and on the next one."""
     need("debootstrap", "systemd-analyze", "dpkg-deb")
     if os.geteuid() != 0:
         pytest.skip("debootstrap needs root")
     root = tmp_path / "root"
     deb = dist / f"podgpu_{__version__}_amd64.deb"
     packages = "--include=python3,man-db,procps,systemd"
-    run("debootstrap", "--variant=minbase", packages, suite, root)
+    # The debootstrap of Debian 12 has no script for newer suites. All are the same as that of sid.
+    script = "/usr/share/debootstrap/scripts/sid"
+    run("debootstrap", "--variant=minbase", packages, suite, root, f"{MIRROR}/debian", script)
+    assert run("chroot", root, "python3", "--version").startswith(f"Python {python}.")
     shutil.copy(deb, root / "podgpu.deb")
     run("chroot", root, "dpkg", "--install", "/podgpu.deb")
     assert __version__ in run("chroot", root, "podgpu", "--version")
