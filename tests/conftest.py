@@ -87,7 +87,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 # Duration of slow files in seconds. They start first, because a slow file that starts last delays
 # the end.
 SLOW = {
-    # its data are stale five minutes after the tests are collected
     "fleet/test_prometheus_ranges.py": 45,
     "browser/test_fit.py": 40,
     "test_doc_commands.py": 36,
