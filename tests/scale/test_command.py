@@ -23,7 +23,7 @@ from podgpu.scale import externalscaler_pb2 as pb
 from tests.certificates import Certificates
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import eventually
-from tests.net import serving
+from tests.net import read_if_ready, serving
 from tests.scale.test_pods import pod_object
 
 SCRAPE = ["--scrape", "http://127.0.0.1:9/metrics"]
@@ -181,14 +181,11 @@ def get_pod_values(api: str, certificates: Certificates) -> dict[str, str]:
     )  # podgpu created the certificate
     selector = "metricLabelSelector=window%3D1s"
     url = f"{api}/apis/custom.metrics.k8s.io/v1beta2/namespaces/serving/pods/*/gpu_utilization?{selector}"
-    try:
-        with urlopen(url, context=context) as answer:
-            return {
-                item["describedObject"]["name"]: item["value"]
-                for item in json.load(answer)["items"]
-            }
-    except OSError:
+    answer = read_if_ready(url, context)
+    if answer is None:
         return {}
+    items = json.loads(answer)["items"]
+    return {item["describedObject"]["name"]: item["value"] for item in items}
 
 
 def check_answers(keda: str, plain: str, scraped: ThreadingHTTPServer) -> None:
