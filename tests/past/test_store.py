@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
+from podgpu.clock import Clock
 from podgpu.past.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.history_file import HistoryError
-from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.recorder import FILE_NAME, HistoryRecorder
 from podgpu.past.sqlite import MAX_DEVICES, MAX_POINTS, read_gpu, read_job, read_pod
 from podgpu.past.sqlite_charges import read_range, read_usage_start
 from podgpu.past.store import MAX_NEW_ACCOUNTS, HistoryStore
@@ -718,6 +719,42 @@ def test_a_directory_that_cannot_be_searched(folder: Path) -> None:
         recorder.stop()
     assert "Permission denied" in note.text
     assert "history is kept in memory only" in note.text
+
+
+@pytest.mark.fault(
+    "two processes of podgpu have one history directory for some time, as in a rolling update",
+    "the second one continues the history; the time of both is charged once",
+)
+@pytest.mark.parametrize("overlap", [0, 40, 2000])
+def test_the_time_of_two_processes_is_charged_once(tmp_path: Path, overlap: int) -> None:
+    now = float(START)
+    clock = Clock(monotonic=lambda: now, wall=lambda: now)
+    first = HistoryRecorder(clock=clock, directory=str(tmp_path))
+    processes = [first]
+    _, gpus = make_round(START, Charge(LLM, "main", USAGE))
+
+    def run(rounds: int) -> None:
+        nonlocal now
+        for _ in range(rounds):
+            now += 15.0
+            for process in processes:
+                process.add(gpus)
+                process.record()
+
+    run(100)
+    second = HistoryRecorder(clock=clock, directory=str(tmp_path))
+    processes.append(second)
+    run(overlap)
+    processes.remove(first)
+    first.stop()
+    run(20)
+    second.stop()
+
+    store = HistoryStore(tmp_path / FILE_NAME)
+    with store.reader() as db:
+        charged = sum(charge.amounts.allocated_seconds for charge in usage_in(db))
+    store.close()
+    assert charged == pytest.approx((100 + overlap + 20) * 15.0, abs=30.0)
 
 
 def test_files_of_the_previous_release_are_named_and_kept(

@@ -149,6 +149,19 @@ class _Round:
     """GPUs whose holders are unknown."""
 
 
+def _part_after(time: int, start: int, end: int) -> float:
+    """Returns the part of the period that is after this time."""
+    if time <= start:
+        return 1.0
+    if time >= end:
+        return 0.0
+    return (end - time) / (end - start)
+
+
+def _scale(amounts: Amounts, part: float) -> Amounts:
+    return Amounts(*(amount * part for amount in amounts))
+
+
 class HistoryStore(HistoryFile):
     """Writes history to a file, or to memory if `path` is None. No other process may write to it.
 
@@ -310,9 +323,17 @@ class HistoryStore(HistoryFile):
     def take_over(self, other: HistoryStore) -> None:
         """Adds the usage of another store, which is then closed.
 
-        Used if history was kept in memory, because the file could not be opened.
+        Used if history was kept in memory, because the file could not be opened. If another process
+        has written to the file meanwhile, the time until its last round is in the file already.
         """
+        recorded_until = self.last_round + FINE
+        until = other.last_round + FINE
+        # A file of the future was written with another clock, so its time is not comparable.
+        if recorded_until > until + COARSE:
+            recorded_until = 0
+
         with other.reader() as db:
+            [since] = db.execute("SELECT ifnull(min(time), 0) FROM round").fetchone()
             columns = ", ".join(ACCOUNT_COLUMNS + AMOUNT_COLUMNS)
             sql = f"""
             SELECT resolution, time, currency, node, {columns}
@@ -321,15 +342,24 @@ class HistoryStore(HistoryFile):
                 OR resolution = iif(time < {_HOURS_KEPT}, {DAY}, {HOUR})"""
             rows = db.execute(sql).fetchall()
 
+        # Rows of hours and days end where the open rows begin.
+        open_since = min((row[1] for row in rows if row[0] == OPEN), default=until)
         usage = []
         for resolution, start, currency, node, *row in rows:
             kind = UNSETTLED if resolution == UNSETTLED else OPEN
             account, amounts = split_account(row)
             key = kind, start, account, currency, node
-            usage.append((key, Amounts(*amounts)))
+            end = min(until, start + COARSE)
+            if resolution in (HOUR, DAY):
+                end = min(open_since, start + resolution)
+            part = _part_after(recorded_until, max(since, start), end)
+            usage.append((key, _scale(Amounts(*amounts), part)))
 
         with other._unwritten_lock:
-            usage += other._unwritten.items()
+            for key, unwritten in other._unwritten.items():
+                start = key[1]
+                part = _part_after(recorded_until, max(until, start), start + COARSE)
+                usage.append((key, _scale(unwritten, part)))
 
         self._add_unwritten(usage)
         self.write_notices(other.read_notices())
