@@ -347,6 +347,7 @@ def summary(namespace: str, pod: str) -> dict[str, Any]:
             "peak_use": 0.31,
             "peak_memory_bytes": 5 * GIB,
             "idle_hours": 1.5,
+            "verdict": "hardly_used",
         },
         **{
             "energy_kwh": 0.4,

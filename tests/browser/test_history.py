@@ -126,10 +126,11 @@ def test_the_verdict_ranks_what_slowed_a_pod_down(tab: Tab, url: str, shown: Sho
         "mean_use": 0.7,
         "mean_device_use": 0.7,
         "errors": 0,
+        "verdict": "slowed_down",
         "causes": [
             {"cause": "waiting", "seconds": 2808, "ratio": 0.39},
             {"cause": "throttling", "seconds": 1200, "ratio": 0.1667},
-            {"cause": "failing", "seconds": 1500, "ratio": 0.02},
+            {"cause": "failing", "seconds": 1500, "ratio": 0.02, "brief": True},
         ],
     }
     shown.records = lambda path, query: summary if path.startswith("summary") else None
@@ -147,13 +148,15 @@ def test_the_verdict_ranks_what_slowed_a_pod_down(tab: Tab, url: str, shown: Sho
 
 
 @pytest.mark.parametrize(
-    ("causes", "verdict"),
+    ("verdict", "causes", "text"),
     [
         (
-            [{"cause": "throttling", "seconds": 1200, "ratio": 0.011}],
+            "well_used",
+            [{"cause": "throttling", "seconds": 1200, "ratio": 0.011, "brief": True}],
             "Well used, but throttled for 20 min: busy 70 % of the time",
         ),
         (
+            "little_computed",
             [
                 {"cause": "low_activity", "now": True, "value": 0.02},
                 {"cause": "pcie", "now": True, "value": 32e9},
@@ -162,6 +165,7 @@ def test_the_verdict_ranks_what_slowed_a_pod_down(tab: Tab, url: str, shown: Sho
             "32.0 GB/s over PCIe now",
         ),
         (
+            "slowed_down",
             [
                 {"cause": "waiting", "seconds": 147_600, "ratio": 0.4},
                 {"cause": "low_activity", "now": True, "value": 0.02},
@@ -172,7 +176,7 @@ def test_the_verdict_ranks_what_slowed_a_pod_down(tab: Tab, url: str, shown: Sho
     ],
 )
 def test_the_verdict_names_short_and_current_causes(
-    tab: Tab, url: str, shown: Showing, causes: list[dict[str, Any]], verdict: str
+    tab: Tab, url: str, shown: Showing, verdict: str, causes: list[dict[str, Any]], text: str
 ) -> None:
     summary = {
         "from": time.time() - 369_000,
@@ -182,13 +186,14 @@ def test_the_verdict_names_short_and_current_causes(
         "mean_use": 0.7,
         "mean_device_use": 0.7,
         "errors": 0,
+        "verdict": verdict,
         "causes": causes,
     }
     shown.records = lambda path, query: summary if path.startswith("summary") else None
     opened(tab, url, "#pod=notebooks/jupyter-ada")
     tab.wait_for("document.querySelector('.judged')?.checkVisibility()", "its verdict")
-    text = tab.text(".judged .verdict:not([hidden])").replace("\u202f", " ").replace("\u00a0", " ")
-    assert text == verdict
+    said = tab.text(".judged .verdict:not([hidden])").replace("\u202f", " ").replace("\u00a0", " ")
+    assert said == text
 
 
 def test_the_page_says_what_slowed_a_pod_down_and_what_is_not_known(

@@ -22,6 +22,7 @@ from podgpu.model import (
 from podgpu.past.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.job import JobSummary, read_summary
 from podgpu.past.store import HistoryStore
+from podgpu.past.verdict import judge_use
 
 GIB = 1024**3
 START, MINUTES = 1_800_000_000, 60
@@ -204,6 +205,40 @@ def test_low_activity_and_traffic_are_known_only_now(
     assert (throttling.cause, throttling.now) == ("throttling", False)
     assert [(cause.cause, cause.value) for cause in current] == causes
     assert all(cause.now and cause.ratio is None for cause in current)
+
+
+@pytest.mark.parametrize(
+    ("use", "verdict"),
+    [(0.6, "well_used"), (0.59, "partly_used"), (0.2, "partly_used"), (0.19, "hardly_used")],
+)
+def test_the_verdict_on_a_pod_that_nothing_slowed_down(use: float, verdict: str) -> None:
+    assert judge_use(use, use, None, []) == verdict
+
+
+def test_the_verdict_names_what_weighs_most() -> None:
+    hot = {"thermal": (0, 1800)}
+    assert summarize_conditions(hot, fields=QUIET).verdict == "slowed_down"
+    assert summarize_conditions({}, fields=QUIET).verdict == "little_computed"
+    assert summarize_conditions({}, fields=ACTIVE).verdict == "well_used"
+
+    brief = summarize_conditions({"thermal": (3600, 4800)}, hours=20)
+    assert [cause.brief for cause in brief.causes] == [True]
+    assert brief.verdict == "well_used"
+    assert [cause.brief for cause in summarize_conditions(hot).causes] == [False]
+
+
+def test_low_power_counts_only_if_the_activity_of_tensor_cores_is_not_known() -> None:
+    limits = {"power_limit_mw": 1_000_000}  # of 300 W
+    assert summarize_conditions({}, fields=BUSY, **limits).verdict == "little_computed"
+    assert summarize_conditions({}, fields=ACTIVE, **limits).verdict == "well_used"
+    enough = {"power_limit_mw": 800_000}
+    assert summarize_conditions({}, fields=BUSY, **enough).verdict == "well_used"
+    assert judge_use(0.1, 0.1, 0.3, []) == "hardly_used", "a GPU that rests needs little power"
+
+
+def test_the_use_of_a_share_is_judged_by_the_share() -> None:
+    assert judge_use(0.7, 0.1, None, []) == "well_used"
+    assert judge_use(None, None, None, []) is None, "an unknown use is not 0"
 
 
 def states_of(summary: JobSummary) -> dict[str, str]:

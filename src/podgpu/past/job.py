@@ -38,7 +38,9 @@ from podgpu.past.verdict import (
     Activity,
     Cause,
     Interval,
+    UseVerdict,
     judge_activity,
+    judge_use,
     measure_cause,
     measure_common,
     rank_causes,
@@ -89,6 +91,7 @@ class JobSummary(RangeFigures, kw_only=True):
     wait_seconds: float = 0.0
     throttled_seconds: float = 0.0
     errors: int = 0
+    verdict: UseVerdict | None = None
     causes: Sequence[Cause] = ()  # what slowed it down, the longest share first
     slowest: SlowestView | None = None  # now, the slowest GPU of its job, if one is slower
     # All causes that podgpu knows: what slowed it down first, then what did not or is not known.
@@ -353,6 +356,9 @@ def _add_checks(
     if summary.shared and summary.mean_share_use is not None:
         use = summary.mean_share_use
 
+    power_ratio = _find_power_ratio(summary)
+    summary.verdict = judge_use(use, summary.mean_device_use, power_ratio, summary.causes)
+
     facts = SlowFacts(
         causes=summary.causes,
         is_running=summary.to is None,
@@ -369,6 +375,13 @@ def _add_checks(
     )
     summary.checks = check_causes(facts, state)
     summary.why_slow = explain_slow(summary.checks)
+
+
+def _find_power_ratio(summary: JobSummary) -> float | None:
+    """Returns the mean power as a fraction of the limit. None if tensor activity says more."""
+    if summary.tensor_active_ratio is not None or not summary.power_limit_watts:
+        return None
+    return divide_known(summary.mean_power_watts, summary.power_limit_watts)
 
 
 def _has_others(device: GpuOrInstance, summary: JobSummary) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from podgpu.charge import Waste
 from podgpu.past.bill import RangeRow, RangeWaste
 from podgpu.past.schema import HOUR
+from podgpu.past.verdict import GOOD_USE
 
 _LEAST_RATIO = 0.1  # of the allocated hours; less is normal
 _ALL = 0.995  # of the allocated hours
-_WELL_USED = 0.6  # mean use, as in the verdict on the page of a pod
 _LEAST_HOURS = 0.05  # GPU-hours
 
 
@@ -32,7 +32,7 @@ def advise_row(row: RangeRow, to: float) -> str:
 
 
 def _advise_underused(row: RangeRow) -> str:
-    if row.mean_use is None or row.mean_use >= _WELL_USED:
+    if row.mean_use is None or row.mean_use >= GOOD_USE:
         return ""
     if row.gpus == 0:
         return "next time, request less"

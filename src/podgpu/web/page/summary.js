@@ -9,14 +9,14 @@ import { tokenFacts } from "./tokens.js";
 import { wasteOf } from "./totals.js";
 
 const EVERY_SECONDS = 30;
-// Least mean use, verdict and its colour.
-const VERDICTS = [
-  [0.6, "Well used", "good"],
-  [0.2, "Partly used", "old"],
-  [0, "Hardly used", "warning"],
-];
-const LOW_POWER = 0.35; // fraction of the limit
-const LEAST_RATIO = 0.03; // of the time; a shorter cause is written as a duration
+// The server's verdicts with their words and colours.
+const VERDICTS = {
+  slowed_down: ["Slowed down", "warning"],
+  little_computed: ["Little computed", "old"],
+  well_used: ["Well used", "good"],
+  partly_used: ["Partly used", "old"],
+  hardly_used: ["Hardly used", "warning"],
+};
 // What slowed a pod down. The server ranks these causes, and says which of them matter.
 const LASTING = { waiting: "waited for other containers", throttling: "throttled", failing: "with a lost or failing GPU" };
 // Known only for the current moment.
@@ -104,29 +104,28 @@ function slowElement({ node, index, uuid, says }) {
   return h("span", {}, "Its job has a slow GPU, for which all its pods may wait. ", link, `: ${plain(says.charAt(0).toLowerCase() + says.slice(1))}`);
 }
 
-// Returns the verdict, its colour, and the values and assumption behind it. Tensor, memory and power values exist only if
-// the pod does not share its GPUs.
+// Returns the sentence for the server's verdict, its colour, and the values and assumption behind it. Tensor, memory and
+// power values exist only if the pod does not share its GPUs.
 function judge(data) {
-  const { mean_device_use: use, mean_share_use: share, tensor_active_ratio: tensor, shared, causes = [] } = data;
-  const isOfShare = shared && share > 0;
-  const judged = isOfShare ? share : use;
-  const [, verdict, colour] = VERDICTS.find(([least]) => judged >= least) ?? [];
-  if (!verdict) return { text: "", why: "" };
+  const { verdict, mean_share_use: share, tensor_active_ratio: tensor, shared, causes = [] } = data;
+  const [words, colour] = VERDICTS[verdict] ?? [];
+  if (!words) return { text: "", why: "" };
 
-  const busy = `busy ${percent(use)} of the time${isOfShare ? `, ${percent(share)} of its share` : ""}`;
+  const busy = `busy ${percent(data.mean_device_use)} of the time${shared && share > 0 ? `, ${percent(share)} of its share` : ""}`;
   const values = valuesOf(data);
-  const lasting = causes.filter(({ cause }) => cause in LASTING);
-  const slow = lasting.map(lastingText).join(", ");
-  const low = lowText(data);
-  if (lasting.some(({ ratio }) => ratio >= LEAST_RATIO)) {
-    const also = low ? `, and ${low}` : "";
-    return { text: `Slowed down: ${slow} (${busy})${also}`, colour: "warning", why: `${values} ${SCALE}` };
+  const slow = causes.filter(({ cause }) => cause in LASTING).map(lastingText).join(", ");
+  const current = currentText(causes);
+  if (verdict === "slowed_down") {
+    const also = current ? `, and ${current}` : "";
+    return { text: `${words}: ${slow} (${busy})${also}`, colour, why: `${values} ${SCALE}` };
+  }
+  if (verdict === "little_computed") {
+    const low = current || `power only ${percent(powerRatio(data))} of the limit`;
+    return { text: `${words}: ${busy}, but ${low}${slow ? `; ${slow}` : ""}`, colour, why: `${values} ${WHY_LOW}` };
   }
   const but = slow ? `, but ${slow}` : "";
-  if (low) return { text: `Little computed: ${busy}, but ${low}${slow ? `; ${slow}` : ""}`, colour: "old", why: `${values} ${WHY_LOW}` };
-  const [leastOfPartly] = VERDICTS[1];
-  const rest = tensor === undefined || use < leastOfPartly ? "" : `, tensor cores active ${percent(tensor)} now`;
-  return { text: `${verdict}${but}: ${busy}${rest}`, colour: slow && colour === "good" ? "old" : colour, why: `${values} ${SCALE}` };
+  const rest = tensor === undefined || verdict === "hardly_used" ? "" : `, tensor cores active ${percent(tensor)} now`;
+  return { text: `${words}${but}: ${busy}${rest}`, colour: slow && colour === "good" ? "old" : colour, why: `${values} ${SCALE}` };
 }
 
 // Returns the sentence below the verdict, with the current activity and the mean power.
@@ -144,19 +143,15 @@ function valuesOf(data) {
   ].filter(Boolean).join(" ");
 }
 
-function lastingText({ cause, seconds, ratio }) {
-  if (ratio >= LEAST_RATIO) return `${LASTING[cause]} ${percent(ratio)} of the time`;
-  return `${LASTING[cause]} for ${duration(seconds)}`;
+// A brief cause was long, but only a small share of the time.
+function lastingText({ cause, seconds, ratio, brief }) {
+  if (brief) return `${LASTING[cause]} for ${duration(seconds)}`;
+  return `${LASTING[cause]} ${percent(ratio)} of the time`;
 }
 
-// Says why a GPU that is busy computes little. Empty if it does not, or if it is not known.
-function lowText(data) {
-  const [leastOfPartly] = VERDICTS[1];
-  if (data.mean_device_use < leastOfPartly) return "";
-  const current = (data.causes ?? []).filter(({ cause }) => cause in CURRENT);
-  if (current.length) return current.map(({ cause, value }) => CURRENT[cause](value)).join(", ");
-  const power = powerRatio(data);
-  return data.tensor_active_ratio === undefined && power < LOW_POWER ? `power only ${percent(power)} of the limit` : "";
+// Says why a GPU that is busy computes little now. Empty if it does not, or if it is not known.
+function currentText(causes) {
+  return causes.filter(({ cause }) => cause in CURRENT).map(({ cause, value }) => CURRENT[cause](value)).join(", ");
 }
 
 function traffic(bytesPerSecond) {
