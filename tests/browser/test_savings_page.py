@@ -124,6 +124,22 @@ def test_what_was_measured_says_what_to_do(tab: Tab, client: Client) -> None:
     assert found == {"shrink", "share"}
 
 
+def test_less_than_a_day_of_history_is_not_nothing_to_save(tab: Tab) -> None:
+    cluster, recorder = record(2)
+    try:
+        with serving(cluster, recorder) as young:
+            answer = json.loads(young.ask("/api/v1/savings?range=7d").body)
+            assert answer["computed"] is False
+            tab.open(f"{young.address.url}/#view=savings&range=7d")
+            tab.wait_for(
+                "document.querySelector('.savings').textContent.includes('it needs a day')", "why"
+            )
+            assert tab.text(".savings").count("it needs a day") == 1
+            assert tab.count(".sums > div") == 0, "0 GPUs could be given back is not known"
+    finally:
+        recorder.stop()
+
+
 def test_the_tile_leads_to_who_wastes(tab: Tab, client: Client) -> None:
     tab.open(f"{client.address.url}/#")
     tab.wait_for("document.querySelector('.total-wasted')", "the tile")

@@ -17,6 +17,8 @@ GIB = 1024**3
         (1, GPU, "1 nvidia.com/gpu"),
         (1, "cpu", "1 CPU"),
         (1.5, "cpu", "1.5 CPUs"),
+        (0.01, "cpu", "0.01 CPUs"),
+        (0.001, "cpu", "less than 0.01 CPUs"),
         (16 * GIB, "memory", "16 GiB of memory"),
         (GIB / 2, "ephemeral-storage", "0.5 GiB of ephemeral-storage"),
         (None, "memory", "an unknown amount of memory"),

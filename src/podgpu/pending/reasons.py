@@ -35,6 +35,7 @@ UNCHECKED = {
     "scheduler": "rules of its own scheduler",
 }
 """Constraint of a pod -> its name in texts."""
+_LEAST_SHOWN = 0.01  # less would be written as 0
 _MOST_NAMES = MOST_NAMED + 1  # as many as `few_of` shows
 _GIB = 1024**3
 
@@ -60,6 +61,8 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 def number(value: float | None) -> str:
     if value is None:
         return "an unknown number of"
+    if 0 < value < _LEAST_SHOWN:
+        return f"less than {_LEAST_SHOWN}"
     return f"{value:,.2f}".rstrip("0").rstrip(".")
 
 

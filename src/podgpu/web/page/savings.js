@@ -74,7 +74,9 @@ export class Savings {
     this.current = { data, lines, key: JSON.stringify([kind, criteria.q, criteria.cluster, criteria.ns]) };
     const none = data?.advice?.length && isFiltered ? "No line matches the filter." : SHORT_UNKNOWN;
     this.message.hidden = lines.length > 0;
-    setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
+    this.isShort = data?.computed === false; // the first note says what is missing
+    const reason = this.isShort ? localTimes(data.notes?.[0] ?? SHORT_UNKNOWN) : none;
+    setText(this.message, state === "ready" ? reason : noneText(state, message, MISSING));
     this.csv.hidden = !data?.advice?.length;
     setText(this.about, data ? span(data.from, data.to) : "");
     this.draw();
@@ -86,13 +88,13 @@ export class Savings {
     if (data === this.drawn && key === this.drawnKey) return;
     this.drawn = data;
     this.drawnKey = key;
-    place(this.sums, data ? sumsOf(data) : []);
+    place(this.sums, data && !this.isShort ? sumsOf(data) : []);
     place(this.list, lines.slice(0, this.limit).map((line) => lineOf(line, data)));
     this.more.hidden = lines.length <= this.limit;
     setText(this.more, `Show more: ${plural(lines.length - this.limit, "line")} left`);
     this.showLeft(data?.left_out ?? []);
     this.showShared(data);
-    setText(this.notes, (data?.notes ?? []).map(localTimes).join(" \u00b7 "));
+    setText(this.notes, (data?.notes ?? []).slice(this.isShort ? 1 : 0).map(localTimes).join(" \u00b7 "));
   }
 
   showLeft(rows) {
