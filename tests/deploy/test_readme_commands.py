@@ -77,3 +77,12 @@ def test_the_notes_say_that_no_image_is_published() -> None:
     assert "Build the images (`make release`), push them to your registry" in notes({})
     own = notes({"image": {"repository": "registry.example.com/podgpu"}})
     assert "make release" not in own
+
+
+def test_the_notes_lead_to_the_page_of_all_nodes() -> None:
+    hint = "--set cluster.profile=full"
+    assert hint in notes({}), "who installs without values learns how to get the page"
+    assert hint in notes({"cluster": {"enabled": True}})
+    for values in ({"cluster": {"profile": "full"}}, {"exporter": {"enabled": False}}):
+        assert hint not in notes(values)
+    assert "To open the page of all nodes" in notes({"cluster": {"profile": "full"}})
