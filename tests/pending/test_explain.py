@@ -182,6 +182,34 @@ def test_unhealthy_gpus_are_named() -> None:
     assert (reserved.key, reserved.unhealthy) == ("other_too_large", None), "reserved CPUs"
 
 
+def test_a_stopped_device_plugin_leaves_nothing_that_nodes_offer() -> None:
+    """Such as all GPUs unhealthy: `capacity` still has them."""
+    stopped = node("a")
+    stopped["status"]["capacity"] = stopped["status"]["allocatable"]
+    stopped["status"]["allocatable"] = stopped["status"]["capacity"] | {GPU: "0"}
+    [reason] = explain_one(stopped, pod()).reasons
+    assert (reason.key, reason.resource, reason.unhealthy) == ("not_offered", GPU, 8.0)
+    text = "No node offers nvidia.com/gpu. Kubernetes calls 8 unhealthy."
+    assert describe(reason) == text
+    assert advise(reason).startswith("Repair the unhealthy GPUs. Otherwise: correct the name")
+
+    other = node("b", gpus=0, resources={"amd.com/gpu": "4"})
+    [reason] = explain_one(stopped, other, pod()).reasons
+    assert reason.names == ("amd.com/gpu",), "not what it is missing"
+
+
+def test_a_cluster_without_nodes() -> None:
+    [reason] = explain_one(pod()).reasons
+    assert (reason.key, describe(reason)) == ("no_nodes", "The cluster has no nodes.")
+
+
+def test_a_selector_that_podgpu_cannot_evaluate_says_nothing_about_free_gpus() -> None:
+    wanted = claim("c", **select('device.driver == "a" ? true : false'))
+    [reason] = explain_one(*dra(wanted), pod(gpus=0, claims=uses("c"))).reasons
+    assert (reason.key, reason.nodes) == ("unchecked", 0)
+    assert describe(reason).startswith("podgpu cannot check selectors or constraints of its claims")
+
+
 def test_a_stage_that_excludes_the_last_node_comes_first() -> None:
     """The selector leaves a node that is too small: the size is the cause."""
     found = explain_one(
@@ -797,6 +825,8 @@ def test_what_only_another_scheduler_knows_is_not_checked() -> None:
             "topology_spread",
         ),
         ({"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}, ""),
+        ({"schedulingGroup": {"podGroupName": "workers"}}, "gang"),
+        ({"workloadRef": {"name": "train", "podGroup": "workers"}}, "gang"),
     ],
 )
 def test_rules_that_podgpu_does_not_know_are_named(more: Any, name: str) -> None:

@@ -424,3 +424,7 @@ def _list_unchecked(spec: KubeObject) -> Iterator[str]:
         for port in read_list(container, "ports"):
             if port.get("hostPort"):
                 yield "host_ports"
+
+    # Since Kubernetes 1.36; in 1.35, the field was workloadRef.
+    if spec.get("schedulingGroup") or spec.get("workloadRef"):
+        yield "gang"

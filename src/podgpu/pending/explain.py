@@ -18,6 +18,7 @@ from podgpu.pending.cluster_objects import (
     MILLI,
     POD_SLOTS,
     Amounts,
+    NodeRecord,
     PendingPod,
     PodNeeds,
 )
@@ -300,6 +301,9 @@ class Explainer:
         return self._known[key]
 
     def _compute_fit(self, wish: Wish, pod: PendingPod) -> FitExplanation:
+        if not self.cluster.candidates:
+            return FitExplanation((Reason(key="no_nodes"),))
+
         every = []
         for candidate in self.cluster.candidates:
             taken = self.cluster.devices.taken
@@ -333,8 +337,10 @@ class Explainer:
 
         offered: set[str] = set()
         for candidate in self.cluster.candidates:
-            offered.update(filter(is_gpu_resource, candidate.node.allocatable))
-            offered.update(list_drivers(self.cluster, candidate.node))
+            node = candidate.node
+            # A device plugin that has stopped, or all of whose GPUs are unhealthy, leaves a 0.
+            offered.update(name for name in node.allocatable if _offers(node, name))
+            offered.update(list_drivers(self.cluster, node))
 
         resources = cut_names(sorted(offered))
         selectors = cut_names(_list_expressions(wish.specs))
@@ -347,7 +353,19 @@ class Explainer:
                 key = "not_offered"
                 names = resources
 
-            yield Reason(key=key, resource=name, names=names.shown, unnamed=names.unnamed)
+            nodes = [candidate.node for candidate in self.cluster.candidates]
+            unhealthy = sum(node.count_unhealthy(name) for node in nodes)
+            yield Reason(
+                key=key,
+                resource=name,
+                names=names.shown,
+                unnamed=names.unnamed,
+                unhealthy=unhealthy or None,
+            )
+
+
+def _offers(node: NodeRecord, resource: str) -> bool:
+    return is_gpu_resource(resource) and node.allocatable[resource] > 0
 
 
 def _counts_gpus(resource: str) -> bool:

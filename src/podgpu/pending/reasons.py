@@ -32,12 +32,13 @@ UNCHECKED = {
     "volumes": "volumes",
     "host_ports": "host ports",
     "dra_selector": "selectors or constraints of its claims",
+    "gang": "gang scheduling (whether all pods of its group fit together)",
     "scheduler": "rules of its own scheduler",
 }
 """Constraint of a pod -> its name in texts."""
 _LEAST_SHOWN = 0.01  # less would be written as 0
 _MOST_NAMES = MOST_NAMED + 1  # as many as `few_of` shows
-_GIB = 1024**3
+_SIZES = (("GiB", 1024**3), ("MiB", 1024**2))
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -70,16 +71,29 @@ def amount(value: float | None, resource: str) -> str:
     """Returns an amount with its unit: `2 nvidia.com/gpu`, `1.5 CPUs`, `16 GiB of memory`."""
     if resource == "cpu":
         return f"{number(value)} {'CPU' if value == 1 else 'CPUs'}"
-    if resource in ("memory", "ephemeral-storage"):
-        size = "an unknown amount" if value is None else f"{number(value / _GIB)} GiB"
-        return f"{size} of {resource}"
+    if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
+        return f"{_size(value)} of {resource}"
 
     if resource == "pods":
         return f"{number(value)} {'pod slot' if value == 1 else 'pod slots'}"
     if resource == "gpu-memory":
-        return f"{number((value or 0.0) / _GIB)} GiB of GPU memory"
+        return f"{_size(value)} of GPU memory"
 
     return f"{number(value)} {resource}"
+
+
+def _size(value: float | None) -> str:
+    """Returns bytes in GiB. A size of less than 0.01 GiB, such as a typo, is not shown as 0."""
+    if value is None:
+        return "an unknown amount"
+    if not value:
+        return "0 GiB"
+
+    for unit, size in _SIZES:
+        if value >= size / 100:
+            return f"{number(value / size)} {unit}"
+
+    return f"{number(value)} {'byte' if value == 1 else 'bytes'}"
 
 
 class CutNames(NamedTuple):
@@ -178,6 +192,9 @@ def _say_starting(reason: Reason) -> str:
 
 def _say_unchecked(reason: Reason) -> str:
     names = few_of(UNCHECKED.get(name, name) for name in reason.names)
+    if not reason.nodes:
+        return f"podgpu cannot check {names}: see what the scheduler says."
+
     return (
         f"Its GPUs, CPU and memory are free on {_nodes(reason)}. podgpu does not check {names}:"
         " see what the scheduler says."
@@ -218,6 +235,7 @@ _TEXTS: Mapping[str, Callable[[Reason], str]] = {
     ),
     "preempting": _say_preempting,
     "not_offered": _say_not_offered,
+    "no_nodes": lambda reason: "The cluster has no nodes.",
     "no_device": _say_no_device,
     "selector": lambda reason: (
         f"Its node selector or affinity excludes {_free_there(reason)}: it requires"
@@ -264,6 +282,7 @@ _ADVICE: Mapping[str, str] = {
     "claim_not_created": "Check that the template exists, and see the events of the pod.",
     "class_missing": "Create the DeviceClass, or correct the claim.",
     "not_offered": "Correct the name, or check the device plugin or DRA driver of the nodes.",
+    "no_nodes": "Add nodes with GPUs.",
     "no_device": "Change the selectors of the claim, or wait for such a device.",
     "selector": "Change the selector, or wait for a node of this kind.",
     "too_large": "Request fewer, or use several pods.",
@@ -280,7 +299,8 @@ _ADVICE: Mapping[str, str] = {
 def describe(reason: Reason) -> str:
     text = _TEXTS[reason.key](reason)
     if reason.unhealthy:
-        text += f" Kubernetes calls {number(reason.unhealthy)} more unhealthy."
+        more = "" if reason.key == "not_offered" else " more"
+        text += f" Kubernetes calls {number(reason.unhealthy)}{more} unhealthy."
     return text
 
 

@@ -20,6 +20,7 @@ const TITLES = {
   other_in_use: "CPU, memory",
   other_too_large: "CPU, memory",
   not_offered: "Not offered",
+  no_nodes: "No nodes",
   no_device: "No device",
   claim_missing: "No claim",
   claim_not_created: "No claim",
