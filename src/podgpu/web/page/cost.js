@@ -13,9 +13,9 @@ import { hasTokens, tokenColumns } from "./tokens.js";
 import { Waste, wasteOf } from "./totals.js";
 
 const EVERY_SECONDS = 60;
-const LOW_USE = 0.2; // a pod with a lower mean use is under-used
+const LOW_USE = 0.2; // less is hardly used, as in the verdict on a pod
 const MOST_LABELS = 4; // further labels can be typed into the field
-const MOST_UNDER_USED = 8;
+const MOST_HARDLY_USED = 8;
 const RANGES = ["1h", "24h", "7d", "30d"];
 const MONTH = "This month";
 const TEAM_LABELS = ["team", "cost_center", "project"]; // labels to group by if nothing else is chosen
@@ -60,12 +60,12 @@ export class Cost {
     this.notes = h("p", { class: "message" });
     this.table = new Table("Cost", onOrder);
     this.copy = copyButton("Copy", () => this.table.asText());
-    this.underUsed = new UnderUsed();
+    this.hardlyUsed = new HardlyUsed();
     this.chart = new CostChart(onAnswer);
     this.toPods = h("a", { class: "to-pods" }, "Show pods, the least used first");
     const ranges = h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ranges);
     const head = h("div", { class: "table-head" }, ranges, this.bounds, this.ways, this.labelField, this.about, this.copy, this.csv);
-    this.element = h("div", { class: "cost" }, head, this.sums, this.message, this.chart.element, this.underUsed.element, this.toPods, this.table.element, this.notes);
+    this.element = h("div", { class: "cost" }, head, this.sums, this.message, this.chart.element, this.hardlyUsed.element, this.toPods, this.table.element, this.notes);
     this.label.addEventListener("change", () => {
       const name = this.label.value.trim();
       location.hash = writeHash({ ...this.here, by: name ? `label:${name}` : "" });
@@ -135,7 +135,7 @@ export class Cost {
     const ranged = isMonth || !isCustom ? { range } : { from: criteria.from, ...(criteria.to ? { to: criteria.to } : {}) };
     if (isEmpty) this.chart.element.hidden = true;
     else this.chart.show(ranged, by, (found) => matching(found, wanted), (row) => nameOf(row, by));
-    this.underUsed.show(isEmpty ? [] : rows, by, data);
+    this.hardlyUsed.show(isEmpty ? [] : rows, by, data);
     this.toPods.hidden = isEmpty || by === "pod" || by === "owner";
     setAttribute(this.toPods, "href", writeHash({ ...this.here, by: "pod", order: "-mean_use" }));
   }
@@ -171,7 +171,7 @@ export class Cost {
 }
 
 // Lists pods that held GPUs and hardly used them, the most expensive first.
-class UnderUsed {
+class HardlyUsed {
   constructor() {
     this.about = h("summary");
     this.list = h("ul", { class: "marks" });
@@ -191,8 +191,8 @@ class UnderUsed {
     const price = cost ? ` (${totalMoney(cost, data.currency)})` : "";
     const least = low.some(isPartlyKnown) ? "at least " : "";
     const who = `${plural(low.length, by === "owner" ? "owner" : low[0].pod ? "pod" : "holder")} used less than ${percent(LOW_USE)} of the allocated time`;
-    setText(this.about, `Under-used: ${who}. ${least}${amount(hours)} GPU-hours${price} were wasted, idle time included.`);
-    place(this.list, low.slice(0, MOST_UNDER_USED).map((row) => {
+    setText(this.about, `Hardly used: ${who}. ${least}${amount(hours)} GPU-hours${price} were wasted, idle time included.`);
+    place(this.list, low.slice(0, MOST_HARDLY_USED).map((row) => {
       const name = h("a", { href: linkOf(row, by) }, h("bdi", {}, plain(nameOf(row))));
       const cost = row.cost === undefined ? "" : `, ${isPartlyKnown(row) ? "\u2265\u202f" : ""}${money(costOf(row), data.currency)} wasted`;
       return h("li", {}, name, h("span", {}, `held ${amount(row.allocated_hours)} GPU-hours at ${percent(row.mean_use)}${cost}`));
