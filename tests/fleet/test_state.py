@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from podgpu.charge import HeldTime
 from podgpu.errors import Note, texts_of
+from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.readings import ClusterReading, FleetCounts, TargetOutcome
 from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state, build_single_node_state
@@ -396,6 +397,27 @@ def test_a_gpu_that_a_dcgm_exporter_does_not_report_any_more_is_lost() -> None:
         uuids(world.round(foreign(gpu(0), gpu(2), read_at=99), at=99, removed={"GPU-2"}))["n1"][1]
         == "GPU-2"
     )
+
+
+def test_a_gpu_that_was_lost_before_its_exporter_restarted_keeps_its_model() -> None:
+    world = World()
+    prices = Prices("EUR", {"H100": Price(4.0)}, "file")
+    lost = Condition("lost", 5.0)
+    seen = gpu(1, holder(), model="H100", memory_total_bytes=80)
+    world.round(node("n1", gpu(0), seen, read_at=0, exporter_id="a"), prices=prices)
+    # The new exporter knows it only from the kubelet.
+    unseen = DeviceState(uuid="GPU-1", holders=(holder(),), conditions=(lost,))
+    for at in (15.0, 30.0):
+        restarted = node("n1", gpu(0), unseen, read_at=at, exporter_id="b")
+        state = world.round(restarted, at=at, prices=prices)
+        known = state.nodes[0].state.devices[1]
+        assert (known.model, known.memory_total_bytes) == ("H100", 80)
+        assert known.index is None, "the driver may have given its number to another GPU"
+        assert [part.cost_per_hour for part in state.nodes[0].held] == [4.0]
+
+    back = DeviceState(uuid="GPU-1", index=1)
+    state = world.round(node("n1", gpu(0), back, read_at=45.0), at=45.0, prices=prices)
+    assert state.nodes[0].state.devices[1] == back, "it is not lost any more"
 
 
 def test_a_lost_gpu_in_mig_mode_and_one_without_a_number() -> None:

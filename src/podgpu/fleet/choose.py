@@ -429,6 +429,26 @@ def add_lost_gpus(
     return replace(state, devices=tuple(devices))
 
 
+def recall_lost_gpus(state: NodeState, earlier: NodeState) -> NodeState:
+    """Adds the model of GPUs that were lost before their exporter started: it never saw them.
+
+    Without a model, they would have no price. The driver may have renumbered the others, so the
+    number stays unknown.
+    """
+    known = {gpu.uuid: gpu for gpu in earlier.devices if gpu.model}
+    devices = []
+    for gpu in state.devices:
+        last = known.get(gpu.uuid)
+        if last is not None and not gpu.model and is_lost(gpu):
+            memory = last.memory_total_bytes
+            gpu = replace(gpu, model=last.model, memory_total_bytes=memory)
+        devices.append(gpu)
+
+    if all(gpu is same for gpu, same in zip(devices, state.devices, strict=True)):
+        return state
+    return replace(state, devices=tuple(devices))
+
+
 def _make_lost(gpu: DeviceState, wall: float) -> DeviceState:
     lost = Condition(LOST, round(wall, 3))
     for condition in gpu.conditions:

@@ -21,6 +21,7 @@ from podgpu.fleet.choose import (
     choose_nodes,
     describe_node,
     hide_missing_gpus,
+    recall_lost_gpus,
     sort_alerts,
 )
 from podgpu.fleet.hold import HolderTimes, IdleTimes, measure_use
@@ -257,7 +258,7 @@ def _keep_gpus(
     removed: Collection[str],
     wall: float,
 ) -> list[NodeEntry]:
-    """Adds GPUs that dcgm-exporter no longer reports. Hides lost GPUs that were removed."""
+    """Adds what exporters no longer report of lost GPUs. Hides lost GPUs that were removed."""
     reported: set[str] = set()
     for node in chosen:
         reported.update(gpu.uuid for gpu in node.state.devices)
@@ -267,6 +268,8 @@ def _keep_gpus(
         earlier = before.get(node.name)
         if earlier is not None and node.state.producer == "dcgm-exporter":
             node = replace(node, state=add_lost_gpus(node.state, earlier.state, reported, wall))
+        elif earlier is not None:
+            node = replace(node, state=recall_lost_gpus(node.state, earlier.state))
         kept = hide_missing_gpus(node, removed) if removed else node
         if kept is not None:
             shown.append(kept)
