@@ -246,16 +246,23 @@ def _read_health(status: KubeObject) -> Iterator[ResourceHealth]:
             )
 
 
+def find_controller(metadata: KubeObject) -> KubeObject | None:
+    """Returns the reference to the owner that manages the object. Other owners only delete it."""
+    for owner in read_list(metadata, "ownerReferences"):
+        if owner.get("controller"):
+            controller: KubeObject = owner
+            return controller
+    return None
+
+
 def parse_owner(body: KubeObject) -> tuple[PodName, WorkloadOwner] | None:
     """Returns (namespace, name) of a Pod and the owner of the Pod, at the top of the owner chain.
 
     Returns None if there is no owner.
     """
     metadata = body["metadata"]
-    for controller in read_list(metadata, "ownerReferences"):
-        if controller.get("controller"):
-            break
-    else:
+    controller = find_controller(metadata)
+    if controller is None:
         return None
 
     labels = read_map(metadata, "labels")

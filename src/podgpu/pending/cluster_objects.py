@@ -19,6 +19,7 @@ from podgpu.kube.objects import (
     GPU_GROUP,
     GPU_MEMORY,
     KubeObject,
+    find_controller,
     is_gpu_resource,
     parse_owner,
     parse_quantity,
@@ -256,10 +257,11 @@ def _parse_pending(
     gates = [gate["name"] for gate in read_list(spec, "schedulingGates")]
     waiting = sorted(_list_waiting(status))
     labels = read_map(metadata, "labels")
+    controller = find_controller(metadata)
 
     return replace(
         make_pod(metadata, needs, scheduled.get("message") or ""),
-        owner_uid=_find_controller(metadata),
+        owner_uid=controller["uid"] if controller else "",
         claims=tuple(_parse_claims(spec, status)),
         gates=tuple(gates),
         nominated_node=intern(status.get("nominatedNodeName") or ""),
@@ -287,15 +289,6 @@ def make_pod(metadata: KubeObject, needs: PodNeeds, message: str) -> PendingPod:
         owner=owner,
         message=" ".join(message.split())[:_MAX_MESSAGE],
     )
-
-
-def _find_controller(metadata: KubeObject) -> str:
-    """Returns the UID of the controller, or an empty string."""
-    for owner in read_list(metadata, "ownerReferences"):
-        if owner.get("controller"):
-            uid: str = owner["uid"]
-            return uid
-    return ""
 
 
 def _list_waiting(status: KubeObject) -> set[str]:
