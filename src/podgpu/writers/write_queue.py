@@ -69,9 +69,9 @@ class WriteQueue:
 
         If there is no answer, the others wait, too.
         """
-        now = self._clock()
         for key, waiting in list(self._waiting.items()):
-            if waiting.due > now:
+            # A write may take seconds, so the time is read again for each.
+            if waiting.due > self._clock():
                 continue
 
             error = await self._send(waiting.write)
@@ -80,13 +80,12 @@ class WriteQueue:
                 self._recover(waiting.write.writer)
                 continue
 
-            longest = double_delay(waiting.failures, _FIRST_DELAY, _MAX_DELAY)
+            delay = double_delay(waiting.failures, _FIRST_DELAY, _MAX_DELAY)
             waiting.failures += 1
-            waiting.due = self._clock() + self._spread(longest)
+            waiting.due = self._clock() + self._spread(delay)
             self._report(waiting.write.writer, error.reason, str(error))
             if error.reason in _NO_ANSWER:
                 self._postpone(waiting.write.writer, waiting.due)
-                now = self._clock()
 
     async def _send(self, write: Write) -> SourceError | None:
         try:
