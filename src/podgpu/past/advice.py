@@ -295,7 +295,7 @@ class _Rules:
             says += f" Before, it worked in {_percent(pod.worked)} of all intervals of 5 minutes."
             assumes = f"Its work does not start again, as after a weekend. {assumes}"
 
-        described = _describe(pod)
+        described = _describe_pod(pod)
         described.idle_seconds = pod.idle_seconds
         return Advice(
             kind="stop",
@@ -339,7 +339,7 @@ class _Rules:
                 f"A mean of 5 minutes above {most_busy:.2f} busy GPUs, or more"
                 f" memory than {target} {verb}."
             ),
-            pods=[_describe(pod)],
+            pods=[_describe_pod(pod)],
             gpus_before=round(load.gpus, _DIGITS),
             gpus_after=round(after, _DIGITS),
             saved=_rounded(_monthly(load.gpus * saved, price)),
@@ -387,7 +387,7 @@ class _Rules:
         described = []
         worst = find_worst(mix)
         for pod, member, shared, most in zip(pods, mix.members, mix.shared, worst, strict=True):
-            one = _describe(pod)
+            one = _describe_pod(pod)
             one.wait = round(shared.wait, _DIGITS)
             one.slowdown = round(shared.slowdown, _DIGITS)
             one.worst_slowdown = round(most, _DIGITS)
@@ -525,15 +525,15 @@ def _days(seconds: float) -> str:
     return f"{plural(days, 'day')} and {plural(rest, 'hour')}"
 
 
-def _describe(pod: _Pod) -> PodAdvice:
-    advice = _name(pod.load)
+def _describe_pod(pod: _Pod) -> PodAdvice:
+    advice = _identify_pod(pod.load)
     advice.busy = round(pod.mean, _DIGITS)
     advice.peak_busy = round(pod.peak, _DIGITS)
     advice.peak_memory_bytes = pod.load.peak_bytes
     return advice
 
 
-def _name(load: PodLoad) -> PodAdvice:
+def _identify_pod(load: PodLoad) -> PodAdvice:
     account = load.account
     return PodAdvice(
         cluster=load.cluster,
@@ -611,7 +611,7 @@ def _plan_moves(room: NodeRoom, rooms: Sequence[NodeRoom], size: int) -> list[Po
 
         node = min(fitting, key=lambda name: (free[name], name))
         free[node] -= pod.devices
-        move = _name(pod)
+        move = _identify_pod(pod)
         move.to_node = node
         moves.append(move)
     return moves

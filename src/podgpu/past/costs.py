@@ -417,16 +417,16 @@ def _compare(own: Steps, before: Steps, currency: str) -> Comparison | None:
 def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast | None:
     """Forecasts the month's cost. Returns None if there is no complete day, or no price."""
     start, end = month_start(now), month_start(now, 1)
-    first = floor_time(now, DAY) - _MEAN_DAYS * DAY
-    means = []
+    first_day = floor_time(now, DAY) - _MEAN_DAYS * DAY
+    recent_costs = []
     so_far: list[Charge] = []
     for day in days:
         if day.start >= start:
             so_far += day.charges
-        if day.is_complete and day.start >= first:
-            means.append(_cost_of(day.charges, currency))
+        if day.is_complete and day.start >= first_day:
+            recent_costs.append(_cost_of(day.charges, currency))
 
-    known = select_known(means)
+    known = select_known(recent_costs)
     spent = _cost_of(so_far, currency)
     if not known or spent is None:
         return None
@@ -487,14 +487,14 @@ def _read_steps(
     db: Connection, query: RangeQuery, step: int, start: int, end: float, now: float
 ) -> list[CostStep]:
     grouping = group_accounts(query)
-    charges = read_steps(db, start, end, now, step, grouping)
+    charges_of = read_steps(db, start, end, now, step, grouping)
     full_days = {day for (day,) in db.execute(_FULL_DAYS)}
 
     steps = []
-    for time, own in charges.items():
+    for time, charges in charges_of.items():
         is_over = time + step <= end
         is_full = step == HOUR or time in full_days
         is_complete = is_over and is_full
-        steps.append(CostStep(time, own, is_complete))
+        steps.append(CostStep(time, charges, is_complete))
 
     return steps

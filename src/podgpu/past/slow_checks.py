@@ -128,11 +128,11 @@ def _make(cause: CheckName, state: CheckState, says: str, do: str = "") -> SlowC
     return SlowCheck(cause, state, _TITLES[cause], says, do)
 
 
-def _find(facts: SlowFacts, name: CauseName) -> Cause | None:
+def _find_cause(facts: SlowFacts, name: CauseName) -> Cause | None:
     return next((cause for cause in facts.causes if cause.cause == name), None)
 
 
-def _describe(cause: Cause) -> str:
+def _describe_length(cause: Cause) -> str:
     percent = _percent(cause.ratio or 0.0)
     duration = _duration(cause.seconds or 0.0)
     return f"{percent} of the time ({duration})"
@@ -156,10 +156,10 @@ def _duration(seconds: float) -> str:
 
 
 def _check_waiting(facts: SlowFacts) -> SlowCheck:
-    cause = _find(facts, "waiting")
+    cause = _find_cause(facts, "waiting")
     now = _describe_waits(facts)
     if cause is not None:
-        says = f"It waited for other containers {_describe(cause)}{now}"
+        says = f"It waited for other containers {_describe_length(cause)}{now}"
         return _make("waiting", "found", says, _SHARE_LESS)
     if _find_waits(facts, _MUCH_WAITING):
         says = f"It waited for other containers for only {_duration(facts.wait_seconds)}{now}"
@@ -220,10 +220,12 @@ def _find_wait_limits(facts: SlowFacts) -> Iterable[str]:
 
 
 def _check_throttling(facts: SlowFacts) -> SlowCheck:
-    cause = _find(facts, "throttling")
+    cause = _find_cause(facts, "throttling")
     if cause is not None:
         do = "check cooling and power limits of the node"
-        return _make("throttling", "found", f"Its GPUs were throttled {_describe(cause)}", do)
+        return _make(
+            "throttling", "found", f"Its GPUs were throttled {_describe_length(cause)}", do
+        )
     if not _are_all_podgpu(facts):
         says = "It is not known whether its GPUs were throttled"
         return _make("throttling", "not_measured", says, _USE_PODGPU)
@@ -243,9 +245,9 @@ def _are_all_podgpu(facts: SlowFacts) -> bool:
 
 
 def _check_failing(facts: SlowFacts) -> SlowCheck:
-    cause = _find(facts, "failing")
+    cause = _find_cause(facts, "failing")
     if cause is not None:
-        says = f"A GPU was lost or failing {_describe(cause)}"
+        says = f"A GPU was lost or failing {_describe_length(cause)}"
         return _make("failing", "found", says, "the events of the pod say which, and what to do")
     if not _are_all_podgpu(facts):
         says = "It is not known whether its GPUs reported errors"
@@ -317,7 +319,7 @@ def _check_siblings(key: JobKey, devices: Devices, state: ClusterState) -> SlowC
 def _check_activity(facts: SlowFacts) -> list[SlowCheck]:
     """Checks activity and, if it is low, the traffic that may explain it."""
     activity = facts.activity
-    cause = _find(facts, "low_activity")
+    cause = _find_cause(facts, "low_activity")
     if cause is not None:
         says = f"Its tensor cores are active only {_percent(activity.tensor or 0.0)} of the time"
         do = "it may wait for data, or start many small kernels: profile the program"
@@ -354,5 +356,5 @@ def _check_traffic(facts: SlowFacts) -> Iterable[SlowCheck]:
             yield _make(cause, "not_measured", says, _NEED_TRAFFIC.format(cause.upper()))
             continue
 
-        state: CheckState = "none" if _find(facts, cause) is None else "found"
+        state: CheckState = "none" if _find_cause(facts, cause) is None else "found"
         yield _make(cause, state, f"It moves {rate / 1e9:.1f} GB/s over {name} now")
