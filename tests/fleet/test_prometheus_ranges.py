@@ -209,8 +209,9 @@ def test_hours_and_cost_with_a_restart_and_an_ended_pod(serving: Serving, tmp_pa
 @both_servers
 def test_two_processes_give_the_same_bytes(serving: Serving, tmp_path: Path) -> None:
     """The second process starts later, so it has no data in memory."""
-    # The view shows GPUs of now, and this test may run long after END.
-    first = list(points(longer=HOUR))
+    # The view shows GPUs of now, and this test may begin long after END.
+    delay = time.time() // STEP * STEP - 2 * STEP - END
+    first = [replace(point, at=point.at + delay) for point in points()]
     twins = [replace(point, labels={**point.labels, "cluster": "b"}) for point in first]
     prices = tmp_path / "prices.yaml"
     prices.write_text("{currency: EUR, models: {H100: {gpu_hour: 10}}}")
@@ -224,7 +225,7 @@ def test_two_processes_give_the_same_bytes(serving: Serving, tmp_path: Path) -> 
         "none",
         "--prometheus",
     )
-    span = f"from={START}&to={END}"
+    span = f"from={START + delay}&to={END + delay}"
     paths = [f"range?by={by}&{span}" for by in ("pod", "owner", "namespace", "label:team")]
     paths += [f"waste?by=owner&{span}", f"range?by=pod&{span}&format=csv"]
     answers: list[list[bytes]] = []
