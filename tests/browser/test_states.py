@@ -298,6 +298,8 @@ def test_the_holders_of_a_shared_gpu_never_show_more_than_the_gpu(
     ]
     shown.picture = picture(node("n1", gpus))
     opened(tab, url)
+    # The figures of the tiles may be drawn after the tiles.
+    tab.wait_for(f"({SHARED})[0][0] > 0", "figures")
     figures = tab.evaluate(SHARED)
     assert [whole for whole, *_ in figures] == [44, 44, 44, 100, 100]
     for whole, *parts in figures:
