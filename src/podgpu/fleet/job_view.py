@@ -16,7 +16,7 @@ from podgpu.fleet.parts import (
     sum_held,
 )
 from podgpu.fleet.state import ClusterState
-from podgpu.fleet.stragglers import Against, Reason
+from podgpu.fleet.stragglers import Against, SlowReason
 from podgpu.fleet.view import API, Answer, ApiVersion
 from podgpu.known import mean_known, round_known
 from podgpu.model import PodName
@@ -29,7 +29,7 @@ class SlowestView(msgspec.Struct, omit_defaults=True, kw_only=True):
     uuid: str
     instance: str = ""
     index: int | None = None
-    reason: Reason
+    reason: SlowReason
     difference_ratio: float
     against: Against
     since: float

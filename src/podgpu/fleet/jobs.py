@@ -15,7 +15,7 @@ from podgpu.fleet.parts import (
     is_blind,
     read_number,
 )
-from podgpu.fleet.stragglers import Against, JobGpuSample, Reason, SlowGpu, StragglerDetector
+from podgpu.fleet.stragglers import Against, JobGpuSample, SlowGpu, SlowReason, StragglerDetector
 from podgpu.known import add_known, divide_known, select_known
 from podgpu.metrics.fields import (
     ACTIVITY_FIELDS,
@@ -49,7 +49,7 @@ SAMPLE_FIELDS = ACTIVITY_FIELDS | {SM_CLOCK}
 """Fields that collectors store for the comparison of GPUs."""
 _CAPPED = ("power_cap",)
 _THROTTLED = ("thermal", "sw_thermal", "hw_thermal", "hw_power_brake", "reliability", "board_limit")
-_WORDS: dict[Reason, str] = {
+_WORDS: dict[SlowReason, str] = {
     "power_limit": "its power limit is {percent} lower",
     "throttled": "heat or a power brake lowers its clock for {percent} more of the time",
     "waiting": "it waits for other containers for {percent} more of the time",

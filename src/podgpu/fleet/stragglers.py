@@ -20,7 +20,7 @@ from podgpu.known import select_known
 from podgpu.model import select_keys
 
 K = TypeVar("K")
-Reason = Literal["power_limit", "throttled", "waiting", "clock", "bytes", "tensor"]
+SlowReason = Literal["power_limit", "throttled", "waiting", "clock", "bytes", "tensor"]
 Against = Literal["siblings", "past"]
 MINUTE = 60.0
 WINDOW = 6  # minutes that are judged
@@ -64,7 +64,7 @@ _Differences = JobGpuSample
 
 
 class _Rule(NamedTuple):
-    reason: Reason
+    reason: SlowReason
     limit: float  # smallest difference
     is_lower: bool = True  # a slower GPU has a lower value
     same_work: bool = True
@@ -95,7 +95,7 @@ _WORK = {"tensor": 0.02, "dram": 0.02, "bytes": 50e6}
 
 class SlowGpu(NamedTuple):
     device: str
-    reason: Reason
+    reason: SlowReason
     difference: float  # of the values as a fraction; of ratios the difference
     against: Against
     since: float  # monotonic time

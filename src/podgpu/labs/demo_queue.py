@@ -14,12 +14,12 @@ from podgpu.pending.cluster_objects import (
     MILLI,
     MODEL_LABEL,
     POD_SLOTS,
-    Amounts,
     BoundPod,
     NodeRecord,
     PendingPod,
     PodNeeds,
     PodState,
+    ResourceAmounts,
 )
 from podgpu.pending.pending_objects import ClusterObjects
 from podgpu.pending.queue import QueueSnapshot
@@ -40,11 +40,11 @@ class _Waiting(NamedTuple):
     owner: WorkloadOwner
     minutes: float  # since the start of the demo
     model: str
-    amounts: Amounts
+    amounts: ResourceAmounts
     lacks: str = _GPU  # on all nodes of the model
 
 
-def _request(gpus: int, cpu: int, memory_gib: int) -> Amounts:
+def _request(gpus: int, cpu: int, memory_gib: int) -> ResourceAmounts:
     amounts = {_GPU: gpus, "cpu": cpu, "memory": memory_gib * _GIB}
     return tuple((name, amount * MILLI) for name, amount in sorted(amounts.items()))
 

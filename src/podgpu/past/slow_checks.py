@@ -58,7 +58,7 @@ class WaitedFor(NamedTuple):
     holder: str
 
 
-Devices = Sequence[tuple[NodeEntry, HeldPart]]
+HeldDevices = Sequence[tuple[NodeEntry, HeldPart]]
 
 
 class SlowCheck(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,7 +85,7 @@ class SlowFacts:
     activity: Activity
     slowest: SlowestView | None
     accounts: Sequence[UsageAccount]  # of its charges
-    devices: Devices  # that it holds now
+    devices: HeldDevices  # that it holds now
     nodes: Sequence[NodeEntry]  # with GPUs that it holds or held
     gpus: int
 
@@ -296,7 +296,7 @@ def _describe_slowest(slowest: SlowestView) -> str:
     return f"{gpu} of {slowest.node} is slower than {others}: {slowest.explanation}"
 
 
-def _check_siblings(key: JobKey, devices: Devices, state: ClusterState) -> SlowCheck:
+def _check_siblings(key: JobKey, devices: HeldDevices, state: ClusterState) -> SlowCheck:
     if key.kind not in JOB_KINDS:
         says = f"The pods of a {key.kind} have unequal work, so their GPUs are not compared"
         return _make("slow_gpu", "not_applicable", says)

@@ -13,10 +13,10 @@ from podgpu.model import group_by
 from podgpu.pending.cluster_objects import (
     MILLI,
     POD_SLOTS,
-    Amounts,
     BoundPod,
     NodeRecord,
     PendingPod,
+    ResourceAmounts,
 )
 from podgpu.pending.device_supply import Devices, Supply
 from podgpu.pending.dra_objects import ClaimRecord, DeviceClassRecord
@@ -38,7 +38,7 @@ class CandidateNode:
                 for group in pod.groups:
                     self.used_groups[group] += pod.share.on(node)
 
-    def reserve(self, amounts: Amounts) -> None:
+    def reserve(self, amounts: ResourceAmounts) -> None:
         """Adds what one more pod would have."""
         self.used[POD_SLOTS] += MILLI
         for name, milli in amounts:

@@ -43,7 +43,7 @@ MODEL_LABEL = "nvidia.com/gpu.product"
 _MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB
 DEFAULT_SCHEDULER = "default-scheduler"
 _MAX_MESSAGE = 600
-Amounts = tuple[tuple[str, int], ...]
+ResourceAmounts = tuple[tuple[str, int], ...]
 """Resource and thousandths of its unit."""
 
 
@@ -137,7 +137,7 @@ class PodClaim(NamedTuple):
 class PodNeeds:
     """What a pod needs. Equal for the pods of one job, so that it is explained once."""
 
-    amounts: Amounts = ()
+    amounts: ResourceAmounts = ()
     share: GpuShare | None = None
     selectors: tuple[NodeSelector, ...] = ()
     tolerations: tuple[Toleration, ...] = ()
@@ -148,11 +148,11 @@ class PodNeeds:
     unchecked: tuple[str, ...] = ()
 
     @property
-    def gpu_amounts(self) -> Amounts:
+    def gpu_amounts(self) -> ResourceAmounts:
         return tuple(pair for pair in self.amounts if is_gpu_resource(pair[0]))
 
     @property
-    def other_amounts(self) -> Amounts:
+    def other_amounts(self) -> ResourceAmounts:
         return tuple(pair for pair in self.amounts if not is_gpu_resource(pair[0]))
 
 
@@ -197,7 +197,7 @@ class BoundPod:
     name: str
     uid: str
     node: str
-    amounts: Amounts = ()
+    amounts: ResourceAmounts = ()
     priority: int = 0
     is_ending: bool = False
     share: GpuShare | None = None

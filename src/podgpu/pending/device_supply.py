@@ -19,9 +19,9 @@ from podgpu.pending.dra_objects import (
     ClaimSpec,
     CounterUse,
     DeviceClassRecord,
-    DeviceId,
     DeviceRequest,
     DraDevice,
+    DraDeviceId,
     SliceRecord,
     newest_slices,
 )
@@ -44,12 +44,12 @@ class Supply(NamedTuple):
     is_unknown: bool = False  # a selector is not supported
 
 
-Taken = Mapping[DeviceId, Sequence[AllocatedDevice]]
+Taken = Mapping[DraDeviceId, Sequence[AllocatedDevice]]
 """What claims have of each device. A shared device may have several."""
 
 
-def index_taken(claims: Iterable[ClaimRecord]) -> dict[DeviceId, list[AllocatedDevice]]:
-    taken: dict[DeviceId, list[AllocatedDevice]] = defaultdict(list)
+def index_taken(claims: Iterable[ClaimRecord]) -> dict[DraDeviceId, list[AllocatedDevice]]:
+    taken: dict[DraDeviceId, list[AllocatedDevice]] = defaultdict(list)
     for claim in claims:
         for each in claim.devices:
             taken[each.device].append(each)
@@ -76,8 +76,8 @@ class Devices:
         self._by_node: dict[str, list[DraDevice]] = defaultdict(list)
         self._elsewhere: list[DraDevice] = []  # for several nodes
         self._counters: dict[_CounterKey, Fraction] = {}  # what the pools have
-        self._by_id: dict[DeviceId, DraDevice] = {}
-        self._matches: dict[tuple[DeviceId, str, tuple[str, ...]], bool | None] = {}
+        self._by_id: dict[DraDeviceId, DraDevice] = {}
+        self._matches: dict[tuple[DraDeviceId, str, tuple[str, ...]], bool | None] = {}
         for each in newest_slices(slices):
             self._add_slice(each)
 
@@ -141,7 +141,7 @@ class Devices:
     def _count(self, choices: Iterable[_Choice], taken: Sequence[AllocatedDevice]) -> int:
         """Returns how many devices can be had at the same time. Partitions exclude each other."""
         room = _Room(self._counters, self._by_id, taken)
-        counted: set[DeviceId] = set()
+        counted: set[DraDeviceId] = set()
         for request, devices in choices:
             for device in devices:
                 if device.id not in counted and room.take_one(request, device):
@@ -253,13 +253,13 @@ class _Room:
     def __init__(
         self,
         counters: Mapping[_CounterKey, Fraction],
-        by_id: Mapping[DeviceId, DraDevice],
+        by_id: Mapping[DraDeviceId, DraDevice],
         taken: Iterable[AllocatedDevice],
     ) -> None:
         self._counters = counters  # what the pools have
         self._used_counters: dict[_CounterKey, Fraction] = defaultdict(Fraction)
-        self._whole: set[DeviceId] = set()
-        self._consumed: dict[tuple[DeviceId, str], Fraction] = defaultdict(Fraction)
+        self._whole: set[DraDeviceId] = set()
+        self._consumed: dict[tuple[DraDeviceId, str], Fraction] = defaultdict(Fraction)
         for each in taken:
             if each.is_shared:
                 self._consume(each.device, each.consumed)
@@ -323,7 +323,7 @@ class _Room:
         for key, amount in _list_counters(device.driver, device.pool, device.counters):
             self._used_counters[key] += amount
 
-    def _consume(self, device: DeviceId, amounts: Iterable[tuple[str, Fraction]]) -> None:
+    def _consume(self, device: DraDeviceId, amounts: Iterable[tuple[str, Fraction]]) -> None:
         for name, amount in amounts:
             self._consumed[device, name] += amount
 

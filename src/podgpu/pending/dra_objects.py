@@ -21,7 +21,7 @@ from podgpu.pending.selectors import (
     parse_tolerations,
 )
 
-DeviceId = tuple[str, str, str]
+DraDeviceId = tuple[str, str, str]
 """Driver, pool and name."""
 Quantities = tuple[tuple[str, Fraction], ...]
 
@@ -46,7 +46,7 @@ class ClaimSpec(NamedTuple):
 
 
 class AllocatedDevice(NamedTuple):
-    device: DeviceId
+    device: DraDeviceId
     consumed: Quantities = ()  # of a shared device
     is_shared: bool = False
 
@@ -100,7 +100,7 @@ class DraDevice:
     node_selector: NodeSelector = ANY_NODE
 
     @property
-    def id(self) -> DeviceId:
+    def id(self) -> DraDeviceId:
         return self.driver, self.pool, self.name
 
 

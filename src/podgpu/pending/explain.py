@@ -17,10 +17,10 @@ from podgpu.pending.cluster_objects import (
     DEFAULT_SCHEDULER,
     MILLI,
     POD_SLOTS,
-    Amounts,
     NodeRecord,
     PendingPod,
     PodNeeds,
+    ResourceAmounts,
 )
 from podgpu.pending.device_supply import Supply
 from podgpu.pending.dra_objects import ClaimSpec, DeviceClassRecord
@@ -272,7 +272,7 @@ class Explainer:
         gpus = self._select_checked(pod.needs)
         return Wish(pod.needs, gpus, pod.needs.other_amounts, tuple(specs), tuple(claim_selectors))
 
-    def _select_checked(self, needs: PodNeeds) -> Amounts:
+    def _select_checked(self, needs: PodNeeds) -> ResourceAmounts:
         """Leaves out what only the pod's own scheduler knows, such as HAMi's memory of GPUs."""
         gpus = needs.gpu_amounts
         if needs.scheduler == DEFAULT_SCHEDULER:

@@ -9,11 +9,11 @@ from podgpu.pending.cluster_index import CandidateNode, ClusterIndex
 from podgpu.pending.cluster_objects import (
     MILLI,
     POD_SLOTS,
-    Amounts,
     GpuShare,
     NodeRecord,
     PendingPod,
     PodNeeds,
+    ResourceAmounts,
 )
 from podgpu.pending.device_supply import Supply, Taken
 from podgpu.pending.dra_objects import ClaimSpec, DeviceRequest
@@ -29,8 +29,8 @@ class Wish(NamedTuple):
     """What has to fit: the same for all pods of a job."""
 
     needs: PodNeeds
-    gpus: Amounts  # its requests of GPUs
-    others: Amounts  # its other requests
+    gpus: ResourceAmounts  # its requests of GPUs
+    others: ResourceAmounts  # its other requests
     specs: tuple[ClaimSpec, ...] = ()  # of claims that have no devices yet
     # Where claims that have devices can be used, with the names of the claims.
     claim_selectors: tuple[tuple[str, NodeSelector], ...] = ()

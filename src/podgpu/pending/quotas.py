@@ -14,9 +14,9 @@ from podgpu.kube.objects import KubeObject, is_gpu_resource, read_list, read_map
 from podgpu.model import PodName
 from podgpu.pending.cluster_objects import (
     MILLI,
-    Amounts,
     PendingPod,
     PodNeeds,
+    ResourceAmounts,
     make_pod,
     parse_milli,
     parse_needs,
@@ -66,7 +66,7 @@ class HeldWorkload:
     """An object that stands for pods that may not exist yet."""
 
     pod: PendingPod  # with the needs of the first kind of its pods that requests GPUs
-    total: Amounts  # of all its pods
+    total: ResourceAmounts  # of all its pods
     owner_uids: tuple[str, ...] = ()
     queue: str = ""  # a LocalQueue of Kueue
 
@@ -254,7 +254,7 @@ class Shortage(NamedTuple):
     needed: int
 
 
-def find_shortage(holders: Iterable[QuotaHolder], amounts: Amounts) -> Shortage | None:
+def find_shortage(holders: Iterable[QuotaHolder], amounts: ResourceAmounts) -> Shortage | None:
     """Returns the first quota that is too small for the amounts."""
     for holder in holders:
         for record in holder.quotas:

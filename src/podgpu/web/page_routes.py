@@ -54,7 +54,7 @@ from podgpu.web.responses import JSON_HEADERS, PAGE_HEADERS, Handler, body_respo
 JsonObject = dict[str, Any]
 _Answer = TypeVar("_Answer")
 ReadQueue = Callable[[], QueueSnapshot]
-Complete = Callable[[GpuResponse], Awaitable[GpuResponse]]
+CompleteGpu = Callable[[GpuResponse], Awaitable[GpuResponse]]
 """Adds details to the answer about a GPU. Only the GPU's exporter has these details."""
 _HTML_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/html; charset=utf-8"}
 _CSV_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8"}
@@ -65,7 +65,7 @@ _ASSETS = {file.name: file for file in _FOLDER.iterdir() if file.suffix in _ASSE
 
 def page_routes(
     read_latest: Callable[[], PublishedState],
-    complete_gpu: Complete,
+    complete_gpu: CompleteGpu,
     links: Sequence[str],
     past: Past | None = None,
     read_queue: ReadQueue | None = None,
@@ -119,7 +119,7 @@ class _NowRoutes:
     """The page, and the answers about the current state."""
 
     read_latest: Callable[[], PublishedState]
-    complete_gpu: Complete
+    complete_gpu: CompleteGpu
     links: Sequence[str]
     past: Past | None
 
