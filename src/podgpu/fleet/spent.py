@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from podgpu.charge import HeldTime
 from podgpu.fleet.node_entry import HeldByHolder, NodeEntry
@@ -60,7 +61,6 @@ class Spending:
     def __post_init__(self) -> None:
         self._before: HeldByHolder = {}
         self._totals: dict[str, DeviceState] = {}
-        self._most_seconds = 0.0  # that an increase may cover
         if self.earlier is None:
             return
 
@@ -93,29 +93,31 @@ class Spending:
 
         usage = holder.known_usage
         before = self._before.get((device_key, holder.key))
-        self._most_seconds = _most(self.seconds)
+        most_seconds = _most(self.seconds)
         last = _NOTHING_USED
         if before is not None:
             # Counters that stood still for some time may catch up at once.
-            self._most_seconds = _most(self.node.reading.read_at - before.counted_at)
+            most_seconds = _most(self.node.reading.read_at - before.counted_at)
             last = before.holder.known_usage
 
         if before is not None and not self._is_gap:
-            return self._compare(last, usage, gpu, self.seconds, share)
+            return self._compare(last, usage, gpu, self.seconds, share, most_seconds)
 
         # The exporter counts the time of a holder from its first second on, multiplied by its
         # share. A new holder on an unknown GPU may have been there before.
         if gpu.uuid not in self._totals:
             return None
 
-        counted = self._increase_of_time(last.allocated_ns, usage.allocated_ns)
+        counted = self._increase_of_time(last.allocated_ns, usage.allocated_ns, most_seconds)
         if counted is None:
             return None
 
         held = counted / (holder.share_ratio or share)
-        return self._compare(last, usage, gpu, min(held, self.seconds), share)
+        return self._compare(last, usage, gpu, min(held, self.seconds), share, most_seconds)
 
-    def _increase_of_time(self, before: int | None, now: int | None) -> float | None:
+    def _increase_of_time(
+        self, before: int | None, now: int | None, most_seconds: float
+    ) -> float | None:
         """Returns the seconds. None if they are not counted, or if the holder is not really new."""
         if before is None or now is None or not self._is_comparable:
             return None
@@ -123,7 +125,7 @@ class Spending:
         # After a restart, only new holders are compared. Their time before is 0.
         start = 0 if now < before else before
         seconds = (now - start) / NS
-        if seconds <= self._most_seconds:
+        if seconds <= most_seconds:
             return seconds
 
         return None
@@ -138,29 +140,39 @@ class Spending:
         return before.counted_at if is_same else read_at
 
     def _compare(
-        self, last: HolderUsage, usage: HolderUsage, gpu: DeviceState, held: float, share: float
+        self,
+        last: HolderUsage,
+        usage: HolderUsage,
+        gpu: DeviceState,
+        held: float,
+        share: float,
+        most_seconds: float,
     ) -> HeldTime:
+        """`most_seconds`: the longest time that the increase of a counter may cover."""
+        seconds_of = partial(self._seconds_of, most_seconds)
         return HeldTime(
             held=held,
             share=share,
-            busy=self._seconds_of("busy time", last.busy_ns, usage.busy_ns),
-            busy_min=self._seconds_of("busy time", last.busy_min_ns, usage.busy_min_ns),
-            busy_max=self._seconds_of("busy time", last.busy_max_ns, usage.busy_max_ns),
-            idle=self._seconds_of("idle time", last.idle_ns, usage.idle_ns),
-            waited=self._seconds_of("waiting time", last.wait_ns, usage.wait_ns),
-            joules=self._joules_of(gpu, last.energy_mj, usage.energy_mj),
-            underused=self._seconds_of(
+            busy=seconds_of("busy time", last.busy_ns, usage.busy_ns),
+            busy_min=seconds_of("busy time", last.busy_min_ns, usage.busy_min_ns),
+            busy_max=seconds_of("busy time", last.busy_max_ns, usage.busy_max_ns),
+            idle=seconds_of("idle time", last.idle_ns, usage.idle_ns),
+            waited=seconds_of("waiting time", last.wait_ns, usage.wait_ns),
+            joules=self._joules_of(most_seconds, gpu, last.energy_mj, usage.energy_mj),
+            underused=seconds_of(
                 "under-used time", last.wasted_underused_ns, usage.wasted_underused_ns
             ),
         )
 
-    def measure_rest(self, gpu: DeviceState, instance: MigInstance | None) -> float | None:
+    def _measure_rest(
+        self, gpu: DeviceState, instance: MigInstance | None, most_seconds: float
+    ) -> float | None:
         """Returns the energy in joules that no holder used. None if it is not counted."""
         if instance is not None or gpu.usage is None:
             return None
         before = self._totals[gpu.uuid].usage
         last = None if before is None else before.unattributed_energy_mj
-        return self._joules_of(gpu, last, gpu.usage.unattributed_energy_mj)
+        return self._joules_of(most_seconds, gpu, last, gpu.usage.unattributed_energy_mj)
 
     def list_rest(self) -> dict[str, float | None]:
         """Maps each device that both readings have to its energy that no holder used."""
@@ -168,7 +180,7 @@ class Spending:
             return {}
 
         # Energy is read with the GPU's usage, which may stand still for some time.
-        self._most_seconds = _most(max(self.seconds, self.longest_gap))
+        most_seconds = _most(max(self.seconds, self.longest_gap))
         known = _list_holders(self.earlier)
         if self._is_gap:
             devices = _list_holders(self.node).keys()
@@ -186,18 +198,22 @@ class Spending:
                 if self._is_gap and not _are_counted(holders, instance or gpu):
                     continue
 
-                rest[key] = self.measure_rest(gpu, instance)
+                rest[key] = self._measure_rest(gpu, instance, most_seconds)
 
         return rest
 
-    def _seconds_of(self, name: str, before: int | None, now: int | None) -> float | None:
-        return self._increase(name, before, now, NS, self._most_seconds)
+    def _seconds_of(
+        self, most_seconds: float, name: str, before: int | None, now: int | None
+    ) -> float | None:
+        return self._increase(name, before, now, NS, most_seconds)
 
-    def _joules_of(self, gpu: DeviceState, before: int | None, now: int | None) -> float | None:
+    def _joules_of(
+        self, most_seconds: float, gpu: DeviceState, before: int | None, now: int | None
+    ) -> float | None:
         watts = MAX_WATTS
         if gpu.power_limit_mw is not None:
             watts = min(watts, _MARGIN * gpu.power_limit_mw / 1000)
-        most_joules = watts * self._most_seconds
+        most_joules = watts * most_seconds
         return self._increase("energy", before, now, MJ, most_joules)
 
     def _increase(
