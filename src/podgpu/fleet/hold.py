@@ -142,7 +142,8 @@ class IdleTimes:
         if since is not None:
             use = "idle"
         elif use == "idle":
-            use = "used"  # for some time since the last reading
+            # It is idle in this reading, and was busy for some time since the last one.
+            use = "used"
 
         window = None if part is None else self._compare(part, usage)
         return HolderTimes(use, since, self._measure(part, usage, window), window)

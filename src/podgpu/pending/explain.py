@@ -115,7 +115,7 @@ class Explainer:
         if pod.needs.gpu_amounts or pod.needs.share is not None:
             return True
         for named in pod.claims:
-            # Nobody knows what a missing claim would have requested.
+            # A missing claim may have requested GPUs.
             if (pod.namespace, named.claim) not in self.cluster.claims:
                 return True
         return any(map(self._is_gpu_class, self.cluster.find_classes(pod)))

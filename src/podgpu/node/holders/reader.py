@@ -331,7 +331,7 @@ class AllocationReader:
 
 
 def _find_kubelet_answer(results: Mapping[str, Result[Allocation]]) -> Allocation:
-    """Empty if the kubelet does not answer, because it may have changed its mind."""
+    """Empty if the kubelet does not answer now: its earlier answer may be outdated."""
     kubelet = results.get(KUBELET)
     if kubelet is None or kubelet.value is None:
         return Allocation()
