@@ -24,7 +24,7 @@ from podgpu.charge import (
 from podgpu.fleet.prices import Price, Prices
 from podgpu.model import NS
 from podgpu.past.bill import RangeRow
-from podgpu.past.record import make_records
+from podgpu.past.record import make_gpu_samples
 from tests.fleet.states import World, gpu, holder, node
 
 PRICES = Prices("EUR", {"*": Price(1.0)})
@@ -199,7 +199,7 @@ def test_the_recorder_charges_the_idle_time_that_the_exporter_counts(on: int, of
             )
             if second == 15:
                 first = idle
-            for sample in make_records(state):
+            for sample in make_gpu_samples(state):
                 for part in sample.charges:
                     total = total.plus(part.amounts)
     assert total.idle_seconds == pytest.approx(idle - first)

@@ -17,7 +17,7 @@ from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.node.agent.agent import Settings
 from podgpu.node.usage.containers import ContainerFinder
-from podgpu.past.record import make_records
+from podgpu.past.record import make_gpu_samples
 from podgpu.top.lines import flatten, make_lines
 from podgpu.web.exporter_app import build_state
 from tests.agent.simulated_node import SimulatedNode
@@ -196,7 +196,7 @@ def test_history_charges_each_joule_once(node: PlainNode) -> None:
     for _ in range(15):
         node.turn()
         state = build_state(node.agent, previous=state)
-        (gpu,) = make_records(state)
+        (gpu,) = make_gpu_samples(state)
         for charge in gpu.charges:
             name = charge.account.job or "rest"
             joules[name] = joules.get(name, 0.0) + charge.amounts.energy_joules

@@ -29,7 +29,7 @@ from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.model import DeviceState, DeviceTotals, Holder, WorkloadOwner
 from podgpu.past.bill import RangeAnswer, RangeQuery, RangeRow, describe_row
-from podgpu.past.record import make_records
+from podgpu.past.record import make_gpu_samples
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import MAX_POINTS
 from podgpu.past.sqlite_past import SqlitePast
@@ -499,7 +499,7 @@ class Month:
             run = f"run-{sum(one <= now for one in self.restarts)}"
             reading = node("n1", *self.gpus(now), read_at=now, exporter_id=run)
             state = world.round(reading, at=now, wall=self.begin + now, prices=PRICES)
-            recorder.add(make_records(state))
+            recorder.add(make_gpu_samples(state))
             recorder.record()
         query = RangeQuery("namespace", start=self.begin, end=self.begin + self.length)
         answer = asyncio.run(SqlitePast(recorder, lambda: state).range(query))

@@ -40,7 +40,7 @@ from podgpu.past.bill import (
 )
 from podgpu.past.focus import encode_csv, escape_cell, split_days
 from podgpu.past.moment import read_past
-from podgpu.past.record import make_records
+from podgpu.past.record import make_gpu_samples
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite_past import SqlitePast
 from tests.fleet.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
@@ -65,7 +65,7 @@ class Cluster:
         self.world = World(ViewSettings(stale_after=max(45.0, longest_gap)))
         self.prices, self.at = prices, at
         clock = Clock(monotonic=lambda: self.at, wall=lambda: WALL + self.at)
-        self.recorder = HistoryRecorder(lambda: make_records(self.state()), clock, directory)
+        self.recorder = HistoryRecorder(lambda: make_gpu_samples(self.state()), clock, directory)
         stop_after_test.append(self.recorder.stop)
         self.past = SqlitePast(self.recorder, self.state)
 

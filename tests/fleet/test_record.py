@@ -12,7 +12,7 @@ from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.model import DeviceState, WorkloadOwner
 from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.record import cluster_recorder, make_records
+from podgpu.past.record import cluster_recorder, make_gpu_samples
 from podgpu.past.sqlite import read_pod
 from podgpu.past.store import HistoryStore
 from tests.fleet.states import H100, World, gpu, holder, lost, mig, node, state_of
@@ -27,7 +27,7 @@ class Recorded:
 
     def read(self) -> list[GpuSample]:
         assert self.state is not None
-        return make_records(self.state)
+        return make_gpu_samples(self.state)
 
     def round(self, *gpus: DeviceState, seconds: float = 15.0) -> None:
         self.at += seconds

@@ -17,7 +17,7 @@ from podgpu.fleet.readings import NodeReading
 from podgpu.fleet.view import GpuView, make_view
 from podgpu.model import NS, Holder
 from podgpu.past.bill import RangeQuery, make_range
-from podgpu.past.record import make_records
+from podgpu.past.record import make_gpu_samples
 from tests.fleet.states import H100, World, gpu, holder, mig, node, series, value
 
 PRICES = Prices("EUR", {H100: Price(7.0)})
@@ -235,7 +235,7 @@ def test_the_bill_of_the_recorder_has_the_parts(counts: bool) -> None:
     for at in (0.0, 15.0, 30.0):
         reading = _read(at, round(at * NS / 5) if counts else None)
         state = world.round(reading, at=at, prices=PRICES)
-        for record in make_records(state):
+        for record in make_gpu_samples(state):
             charges += record.charges
     answer = make_range(RangeQuery(), (0.0, 30.0), charges, PRICES, {})
     total = answer.totals.waste
@@ -267,7 +267,7 @@ def test_a_busy_gpu_that_nobody_holds_is_paid_for_and_not_wasted_now_and_in_the_
             "n1", gpu(0, busy=0.7), gpu(1, busy=0.0), gpu(2, busy=0.0), read_at=at, exporter_id="a"
         )
         state = world.round(reading, at=at, prices=PRICES)
-        for record in make_records(state):
+        for record in make_gpu_samples(state):
             charges += record.charges
     now = make_view(state).totals
     assert now.waste is not None

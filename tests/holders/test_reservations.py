@@ -17,7 +17,7 @@ from podgpu.model import Allocation, Assignment, NodeState, Workload
 from podgpu.node.holders.annotations import find_reserved, replace_reservations
 from podgpu.node.holders.reader import merge
 from podgpu.past.bill import RangeAnswer, RangeQuery
-from podgpu.past.record import make_records
+from podgpu.past.record import make_gpu_samples
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite_past import SqlitePast
 from tests.fleet.states import state_of
@@ -194,7 +194,7 @@ def view_of(document: NodeState) -> tuple[View, RangeAnswer]:
     view = make_view(state)
     for device in view.nodes[0].gpus:
         assert sum(holder.part or 0 for holder in device.holders) <= 1
-    recorder = HistoryRecorder(lambda: make_records(state))
+    recorder = HistoryRecorder(lambda: make_gpu_samples(state))
     recorder.record()
     past = SqlitePast(recorder, lambda: state)
     answer = asyncio.run(past.range(RangeQuery(order="wasted")))

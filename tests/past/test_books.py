@@ -22,7 +22,7 @@ from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.model import MJ, NS, DeviceState, DeviceTotals, Holder, HolderUsage, NodeState
 from podgpu.past.book_clock import STABLE_SECONDS
-from podgpu.past.record import make_records
+from podgpu.past.record import make_gpu_samples
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite_charges import read_range
 
@@ -227,7 +227,7 @@ class Simulation:
             prices=prices,
             recorded=self.recorded,
         )
-        self.recorder.add(make_records(self.state))
+        self.recorder.add(make_gpu_samples(self.state))
         is_unwritten = number <= self.full_until
         if not is_unwritten and self.draws("kill", 0.01):
             self.kill()

@@ -24,7 +24,7 @@ from podgpu.fleet.settings import ViewSettings
 from podgpu.model import DeviceTotals
 from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.history_file import HistoryError
-from podgpu.past.record import cluster_recorder, make_records
+from podgpu.past.record import cluster_recorder, make_gpu_samples
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite import read_gpu
 from podgpu.past.sqlite_charges import read_range, read_usage_start
@@ -128,7 +128,7 @@ def test_impossible_increases_are_rejected_counted_and_shown_on_their_node() -> 
             at=second,
             prices=PRICES,
         )
-        return make_records(state)
+        return make_gpu_samples(state)
 
     run(15, 15_000, 10**9)
     bad, good = run(30, 9 * 10**18, 10**15)
@@ -169,7 +169,7 @@ def test_another_exporter_of_the_node_starts_a_new_baseline(ahead: int) -> None:
             ),
             at=second,
         )
-        for charge in make_records(state)[0].charges:
+        for charge in make_gpu_samples(state)[0].charges:
             total = total.plus(charge.amounts)
     assert total.allocated_seconds == 105
     assert total.busy_seconds == pytest.approx(90 / 2)

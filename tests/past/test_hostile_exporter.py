@@ -15,7 +15,7 @@ from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.spent import MAX_WATTS
 from podgpu.model import NodeState, decode_node
 from podgpu.past.gpu_sample import ConditionRecord, GpuSample
-from podgpu.past.record import make_records
+from podgpu.past.record import make_gpu_samples
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite_charges import read_range
 from podgpu.past.store import HistoryStore
@@ -49,7 +49,7 @@ def test_estimates_from_impossible_ratios_and_power_are_limited() -> None:
         one = gpu(0, holder("pod"), busy=1e6, power_mw=2**63 - 1)
         free = gpu(1, power_mw=2**63 - 1)
         state = world.round(node("evil", one, free, read_at=second), at=second, prices=PRICES)
-        for sample in make_records(state):
+        for sample in make_gpu_samples(state):
             for charge in sample.charges:
                 total = total.plus(charge.amounts)
     assert all(math.isfinite(amount) for amount in total)
@@ -122,7 +122,7 @@ def test_a_gpu_goes_back_to_its_node_also_after_a_restart_of_podgpu(tmp_path: Pa
         evil = node("evil", gpu(0, lie), read_at=at, listed=True)
         nodes = [honest, evil] if number else [honest]
         state = world.round(*nodes, at=at, recorded=recorder.list_nodes())
-        recorder.add(make_records(state))
+        recorder.add(make_gpu_samples(state))
         recorder.record()
         owner_of += [name for name, found in uuids(state).items() if found]
     recorder.stop()

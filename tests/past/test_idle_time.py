@@ -20,7 +20,7 @@ from podgpu.model import NS, Assignment, Workload
 from podgpu.node.agent.agent import Settings
 from podgpu.node.holders.identity import Identities
 from podgpu.past.bill import RangeQuery, RangeRow
-from podgpu.past.record import make_records
+from podgpu.past.record import make_gpu_samples
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.sqlite_past import SqlitePast
 from tests.agent.simulated_node import SimulatedNode
@@ -104,7 +104,7 @@ class Hour:
             if second % ROUND == 0:
                 wall = node.wall()
                 state = world.round(node.read(), at=node.time, wall=wall, prices=PRICES)
-                recorder.add(make_records(state))
+                recorder.add(make_gpu_samples(state))
                 recorder.record()
                 self.points += node.scrape()
             if second < HOUR:

@@ -35,7 +35,7 @@ _OWN_DIFFERENCE = 0.05
 MAX_GPUS = 8000  # limit of the SQLite history; measured with 1,000 nodes of 8 GPUs
 
 
-def make_records(state: ClusterState) -> list[GpuSample]:
+def make_gpu_samples(state: ClusterState) -> list[GpuSample]:
     """Returns the state of each GPU and MIG instance, with the charges since the last round.
 
     Skips GPUs without a UUID, because the UUID is the key in the history.
@@ -224,7 +224,7 @@ def cluster_recorder(cluster: Cluster, directory: str = "") -> HistoryRecorder:
         if not state.nodes:
             return
         try:
-            recorder.add(make_records(state))
+            recorder.add(make_gpu_samples(state))
         except Exception:  # noqa: BLE001 - the cluster view goes on without history
             _log.exception("unexpected error while recording a round; please report it")
 

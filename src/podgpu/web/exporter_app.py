@@ -23,7 +23,7 @@ from podgpu.node.agent.agent import Agent
 from podgpu.node.agent.health import RECURRING_SECONDS, PastFailure
 from podgpu.node.agent.publish import Published
 from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.record import make_records
+from podgpu.past.record import make_gpu_samples
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_on_node, forget_route, release_route
@@ -212,7 +212,7 @@ def node_recorder(
         if not agent.is_fresh(agent.published):
             return None
         previous = build_state(agent, prices, previous=previous, now=recorder.read_time())
-        return make_records(previous)
+        return make_gpu_samples(previous)
 
     recorder = HistoryRecorder(read_gpus, agent.clock, directory)
     since = agent.clock.wall() - RECURRING_SECONDS
