@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -534,6 +536,13 @@ def test_the_options_are_checked(tmp_path: Path) -> None:
             parse_events(text)
 
 
+def has_notices(folder: Path) -> bool:
+    """Returns whether the history of another process has stored what it sent."""
+    [file] = folder.glob("*.db")
+    with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as db:
+        return bool(db.execute("SELECT count(*) FROM notice").fetchone()[0])
+
+
 def test_a_killed_cluster_view_repeats_nothing(receiver: Receiver, tmp_path: Path) -> None:
     """A node is gone, because its exporter was stopped."""
     url = tmp_path / "url"
@@ -553,6 +562,7 @@ def test_a_killed_cluster_view_repeats_nothing(receiver: Receiver, tmp_path: Pat
             wait_until(lambda: b"GPU-" in first.client.ask("/api/v1/view").body, "GPUs are shown")
             exporter.stop()
             wait_until(lambda: receiver.accepted, "the node is gone")
+            wait_until(lambda: has_notices(tmp_path / "past"), "the message is stored")
             first.popen.kill()
             first.popen.wait()
             assert "SECRET" not in first.log
