@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE = 90.0
+PATIENCE = 180.0
 """Timeout in seconds. It is long, because only failing tests reach it."""
 _UNIX_AT_ZERO = 1_700_000_000.0
 
