@@ -282,11 +282,12 @@ class HttpClient:
         accept: str = "*/*",
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
     ) -> HttpResponse:
         """Sends a request and returns the response, whatever its status.
 
-        `path` is appended to the URL's path. `form` is the query of a GET and the body of a POST.
-        `content` is a body of another type, which `headers` describe. Raises SourceError if there
+        `path` is appended to the URL's path. `form` is the query of a GET and the body of a POST,
+        and `query` the query of a POST. `content` is a body of another type, which `headers` describe. Raises SourceError if there
         is no response.
         """
         url = self._url
@@ -301,7 +302,7 @@ class HttpClient:
             async with session.request(
                 method,
                 url,
-                params=form if is_get else None,
+                params=form if is_get else query,
                 data=None if is_get else content or form,
                 headers=all_headers,
                 ssl=self._access.tls_context() if url.scheme == "https" else True,

@@ -14,6 +14,7 @@ import pytest
 from podgpu.cli.main import run
 from podgpu.web.exporter_app import application
 from tests.cli.fake_kubectl import Kubectl, pod
+from tests.net import QuietHandler, serving
 from tests.nodes.node import Node
 from tests.web.conftest import client, node
 from tests.web.server import Client, running
@@ -100,6 +101,41 @@ def test_kubectl_that_fails_or_is_missing(
     program.chmod(0o755)
     assert run(["release", "--node", "gpu-7"]) == 1
     assert "kubectl get: Error: you may not list pods" in capsys.readouterr().err
+    log = 'E1119 22:18:31.871017    6770 memcache.go:265] "Unhandled Error" err="refused"'
+    lines = f"echo '{log}' >&2\necho '{log}' >&2\necho 'The connection was refused' >&2"
+    program.write_text(f"#!/bin/sh\n{lines}\nexit 1\n")
+    assert run(["release", "--node", "gpu-7"]) == 1
+    assert capsys.readouterr().err == "podgpu: kubectl get: The connection was refused\n"
+    program.write_text(f"#!/bin/sh\necho '{log}' >&2\nexit 1\n")
+    assert run(["release", "--node", "gpu-7"]) == 1
+    assert "Unhandled Error" in capsys.readouterr().err, "it says nothing else"
     program.write_text("#!/bin/sh\necho '{}'\n")
     assert run(["release", "--node", "gpu-7"]) == 1
     assert "returned no list of pods" in capsys.readouterr().err
+
+
+class _OtherServer(QuietHandler):
+    """Answers as a server that is no podgpu."""
+
+    def do_POST(self) -> None:
+        self.send_error(404)
+
+
+def test_another_server_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(_OtherServer) as port:
+        assert run(["release", "--url", f"localhost:{port}"]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"podgpu: http://localhost:{port} answers 404: it is no exporter")
+
+        assert run(["forget", "GPU-1", "--url", f"localhost:{port}"]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"podgpu: http://localhost:{port} answers 404: ")
+        assert error.count("\n") == 1
+
+    assert run(["forget", "GPU-1", "--url", f"localhost:{port}"]) == 1
+    assert f"http://localhost:{port}: nothing listens there" in capsys.readouterr().err
+
+
+def test_a_gpu_without_a_name_is_not_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["forget", ""]) == 2
+    assert "forget needs the UUID of a GPU" in capsys.readouterr().err

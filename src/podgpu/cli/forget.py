@@ -6,6 +6,7 @@ import click
 
 from podgpu.cli.operator_request import send_operator_request
 from podgpu.cli.options import make_command
+from podgpu.errors import UsageError
 
 
 @make_command(
@@ -24,4 +25,8 @@ def command(uuid: str, url: str) -> None:
     Run this command on the machine (or in the pod) of that podgpu, because it accepts only local
     requests.
     """
+    # Such as "$UUID" of a variable that is not set.
+    if not uuid.strip():
+        raise UsageError("forget needs the UUID of a GPU, as nvidia-smi -L prints it")
+
     click.echo(send_operator_request(url, "forget", {"gpu": uuid}))

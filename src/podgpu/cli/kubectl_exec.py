@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -13,10 +14,17 @@ from podgpu.errors import SourceError, StartError, few_of
 _SELECTOR = "app.kubernetes.io/component=exporter"
 _CONTAINER = "podgpu"
 _SECONDS = 60.0
+_LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")  # as klog writes it
 
 
 def _decode(output: bytes) -> str:
     return output.decode(errors="replace").strip()
+
+
+def _drop_log(lines: Sequence[str]) -> Sequence[str]:
+    """Drops lines of kubectl's log, which repeat its message if no API server answers."""
+    messages = [line for line in lines if _LOG_LINE.match(line) is None]
+    return messages or lines
 
 
 class Kubectl(NamedTuple):
@@ -53,7 +61,7 @@ class Kubectl(NamedTuple):
             messages = _decode(result.stderr or b"")
             why = f"exit code {result.returncode}"
             if messages:
-                why = few_of(messages.splitlines())
+                why = few_of(_drop_log(messages.splitlines()))
             raise SourceError("kubectl", f"kubectl {arguments[0]}: {why}")
         return _decode(result.stdout)
 
