@@ -172,6 +172,13 @@ def test_unusable_metrics_have_a_reason() -> None:
     assert read_engine(b"".join(series[:20_000])).counters[""].generated == 20_000
 
 
+def test_a_malformed_line_has_its_number_in_the_text() -> None:
+    """Lines of other metrics are not parsed, and count."""
+    text = b'# HELP up It runs.\nup 1\nvllm:generation_tokens_total 1 # {trace_id="a"} 1\n'
+    with pytest.raises(SourceError, match=r"^line 3: neither"):
+        read_engine(text)
+
+
 def test_the_increase_between_two_readings() -> None:
     before = EngineReading("vllm", {"a": TokenCounters(100.0, 50.0, 40.0)})
     later = EngineReading(

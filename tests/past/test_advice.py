@@ -88,6 +88,21 @@ def test_a_pod_is_stopped_only_after_the_limit_of_idle_time(hours: int, stops: b
     assert not longer.advice
 
 
+@pytest.mark.parametrize(
+    ("steps", "idle", "text"),
+    [
+        (287, 23 * 3600, "24 hours"),
+        (286, 23 * 3600, "23 hours"),
+        (25, 7200, "2 hours"),
+        (7, 1800, "35 minutes"),
+    ],
+)
+def test_how_long_a_pod_was_idle(steps: int, idle: int, text: str) -> None:
+    pod = make_pod("notebook", lambda step: 0.9 if step < 2016 - steps else 0.0)
+    [line] = ask(pod, idle=idle).advice
+    assert f"for the last {text}." in line.says
+
+
 def test_a_little_work_at_the_end_prevents_stopping() -> None:
     pod = make_pod("cron", lambda step: 0.001 if step == 2015 else 0.0, peak_bytes=79.0 * GIB)
     assert left_out(ask(pod)) == {"needed": 1}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from podgpu.charge import Tokens
 from podgpu.errors import SourceError
 from podgpu.metrics.fields import table_rows
-from podgpu.metrics.parse import ParsedSample, parse_text
+from podgpu.metrics.parse import BadExposition, ParsedSample, parse_text
 
 _MAX_LINES = 20_000  # of known families; an engine with 64 ranks and ten models writes 10,000
 _MAX_MODELS = 16
@@ -193,10 +193,12 @@ def _parse_known(text: bytes) -> list[ParsedSample]:
     """Parses only the lines of known series, so that other lines need not be valid."""
     known = _known_series()
     lines = []
-    for line in text.split(b"\n"):
+    numbers = []  # of these lines in the text
+    for number, line in enumerate(text.split(b"\n"), 1):
         match = _NAME.match(line)
         if match is not None and match[1] in known:
             lines.append(line)
+            numbers.append(number)
 
     if len(lines) > _MAX_LINES:
         message = f"its metrics have {len(lines):,} series of the engine: at most {_MAX_LINES:,}"
@@ -207,6 +209,8 @@ def _parse_known(text: bytes) -> list[ParsedSample]:
         families = parse_text(b"\n".join(lines).decode())
     except UnicodeDecodeError as error:
         raise SourceError("malformed", "its metrics are not UTF-8") from error
+    except BadExposition as error:
+        raise BadExposition(numbers[error.line - 1], error.why) from error
 
     samples: list[ParsedSample] = []
     for family in families:

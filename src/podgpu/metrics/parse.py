@@ -47,6 +47,7 @@ class BadExposition(SourceError):
     def __init__(self, line: int, why: str) -> None:
         super().__init__("malformed", f"line {line}: {why}")
         self.line = line
+        self.why = why
 
 
 class ParsedSample(NamedTuple):  # a tuple is four times as fast to create as a frozen dataclass

@@ -514,8 +514,13 @@ def _percent(ratio: float) -> str:
 
 
 def _days(seconds: float) -> str:
-    """Writes whole hours, with days from 48 hours on."""
-    hours = int(seconds // 3600)
+    """Writes whole minutes, hours from 2 hours on, and days from 48 hours on.
+
+    The interval of 5 minutes that is not complete yet counts: 23:55 are 24 hours.
+    """
+    hours = int((seconds + COARSE) // 3600)
+    if hours < 2:
+        return plural(int(seconds // 60), "minute")
     if hours < 48:
         return plural(hours, "hour")
 
