@@ -364,6 +364,8 @@ def error_of(url: str, tool: str, **arguments: Any) -> str:
         ("waste_list", {"range": "soon"}, "range"),
         ("cost_range", {"start": "2026-11-19T14:30:00"}, "has no time zone"),
         ("state_at", {"at": "yesterday"}, "is not a time such as"),
+        ("state_at", {"at": "2999-01-01T00:00:00Z"}, "is in the future"),
+        ("cost_range", {"start": "2999-01-01T00:00:00Z"}, "is in the future"),
         ("events_list", {"gpu": "a", "node": "b"}, "give only one of gpu, node and pod"),
         ("gpus_list", {"state": "good"}, "Input should be"),
     ],

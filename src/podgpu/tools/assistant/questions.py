@@ -13,12 +13,14 @@ import msgspec
 from pydantic import Field
 
 from podgpu.clock import parse_moment
-from podgpu.errors import UsageError
+from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.view import GpuView, HolderView, NodeView, PodResponse, View
 from podgpu.metrics.conditions import breaks_gpu
 from podgpu.tools.assistant.untrusted import make_rows, wrap
 from podgpu.view_address import ViewClient, read_answer
 
+# How far the view's clock may be ahead: the view has the last word.
+_CLOCK_ERROR = 300.0
 Answer = dict[str, Any]
 Row = dict[str, Any]
 State = Literal["", "held", "free", "used", "idle", "broken"]
@@ -261,7 +263,12 @@ def _part(name: str) -> str:
 
 def _parse_moment(text: str) -> str:
     """Returns Unix seconds as text."""
-    return str(parse_moment(text, time.time(), needs_zone=True))
+    now = time.time()
+    moment = parse_moment(text, now, needs_zone=True)
+    # The view would reject it as a Unix time, which the assistant did not write.
+    if moment > now + _CLOCK_ERROR:
+        raise UsageError(f"{text[:80]!a} is in the future: it is {utc_text(now)}")
+    return str(moment)
 
 
 # Views
