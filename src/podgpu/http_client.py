@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ MAX_METRICS_BYTES = 16 * 1024 * 1024
 That is 16 GPUs with seven MIG instances each, and all fields.
 """
 METRICS_TYPES = "text/plain;version=0.0.4,text/plain;q=0.5"
+_MAX_RETRY_AFTER = 3600.0  # a receiver that wants more gets the next request after an hour
 _KEEP_ALIVE_SECONDS = 70.0
 """Longer than most scrape intervals.
 
@@ -203,6 +205,15 @@ class HttpResponse(NamedTuple):
     retry_after: str = ""  # the header Retry-After
 
 
+def parse_retry_after(text: str, now: float) -> float:
+    """Returns the seconds of a header Retry-After: a number or a date. 0 if there are none."""
+    try:
+        seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - now
+    except (ValueError, OverflowError):
+        return 0.0
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER)
+
+
 def open_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
@@ -287,8 +298,8 @@ class HttpClient:
         """Sends a request and returns the response, whatever its status.
 
         `path` is appended to the URL's path. `form` is the query of a GET and the body of a POST,
-        and `query` the query of a POST. `content` is a body of another type, which `headers` describe. Raises SourceError if there
-        is no response.
+        and `query` the query of a POST. `content` is a body of another type, which `headers`
+        describe. Raises SourceError if there is no response.
         """
         url = self._url
         if path:

@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from email.utils import formatdate
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,26 @@ def test_failures_are_retried_with_growing_delays(
     scene.round(broken())
     assert len(receiver.accepted) == 1
     assert scene.webhook.warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("wait", "delay"),
+    [("600", 600.0), ("date", 900.0), ("99999999", 3600.0), ("soon", 2.0), ("-5", 2.0)],
+)
+def test_a_receiver_says_when_it_wants_the_next_request(
+    scene: Scene, receiver: Receiver, wait: str, delay: float
+) -> None:
+    """A receiver may write a number of seconds or a date, as HTTP allows."""
+    scene.round(seconds=0.0)
+    if wait == "date":
+        wait = formatdate(WALL + scene.at + 1.0 + delay, usegmt=True)
+    receiver.replies.append(Reply(429, {"Retry-After": wait}))
+    scene.round(broken(), seconds=1.0)
+    assert len(receiver.bodies) == 1
+    scene.round(broken(), seconds=delay - 1.0)
+    assert len(receiver.bodies) == 1, "not yet"
+    scene.round(broken(), seconds=1.0)
+    assert len(receiver.accepted) == 1
 
 
 class BrokenStore(MemoryStore):

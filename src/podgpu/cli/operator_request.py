@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from podgpu.errors import SourceError, one_line
 from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
 
-
 _MAX_TEXT = 400  # another server may answer with a whole page
 
 

@@ -14,7 +14,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
 import aiohttp
@@ -22,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from podgpu.clock import Clock, FaultLog
 from podgpu.errors import Note, SourceError, one_line
-from podgpu.http_client import HttpClient, HttpResponse, open_session
+from podgpu.http_client import HttpClient, HttpResponse, open_session, parse_retry_after
 from podgpu.metrics import otlp_pb2 as pb
 from podgpu.metrics.otlp import PushedNode, encode_metrics
 from podgpu.metrics.otlp_logs import EventFinder
@@ -34,7 +33,6 @@ _LEAST_PAUSE = 0.1
 _EMPTY_SECONDS = 2.0  # until there are readings
 _FIRST_RETRY = 5.0
 _MAX_RETRY = 300.0
-_MAX_RETRY_AFTER = 3600.0  # a receiver that asks for more is asked again after an hour
 _RETRYABLE = frozenset({429, 502, 503, 504})
 # A Collector accepts 20 MiB.
 _MAX_REQUEST_BYTES = 4 * 1024 * 1024
@@ -203,7 +201,7 @@ class _Signal:
         doubled = _FIRST_RETRY * 2.0 ** min(self._failures - 1, 10)
         # Exporters that fail together must not retry together.
         seconds = min(doubled, _MAX_RETRY) * random.uniform(0.5, 1.0)
-        requested = _parse_retry_after(retry_after, self._clock.wall())
+        requested = parse_retry_after(retry_after, self._clock.wall())
         self.wait(max(seconds, requested))
         self._report(error, "podgpu will retry")
         return False
@@ -230,12 +228,3 @@ def _explain_rejection(client: HttpClient, response: HttpResponse) -> SourceErro
     reason = one_line(partial.error_message[:_LONGEST_MESSAGE])
     text = f"{client.shown} rejected {partial.rejected} of them: {reason}"
     return SourceError("partial_success", text)
-
-
-def _parse_retry_after(text: str, now: float) -> float:
-    """Returns the seconds of a header Retry-After: a number or a date. 0 if there are none."""
-    try:
-        seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - now
-    except (ValueError, OverflowError):
-        return 0.0
-    return min(max(seconds, 0.0), _MAX_RETRY_AFTER)

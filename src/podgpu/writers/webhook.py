@@ -21,7 +21,7 @@ from podgpu.clock import Clock, FaultLog, double_delay, spread_delay
 from podgpu.errors import Note, PodgpuError, SourceError, UsageError
 from podgpu.files import read_bounded
 from podgpu.fleet.state import ClusterState
-from podgpu.http_client import Access, HttpClient, HttpResponse, open_session
+from podgpu.http_client import Access, HttpClient, HttpResponse, open_session, parse_retry_after
 from podgpu.watch import Watch
 from podgpu.writers.webhook_notices import (
     Item,
@@ -36,7 +36,6 @@ from podgpu.writers.webhook_notices import (
 _SECONDS = 60.0  # between two comparisons, if no round wakes the thread
 _FIRST_DELAY = 2.0
 _MAX_DELAY = 300.0
-_MAX_RETRY_AFTER = 3600.0
 _LOG_SECONDS = 3600.0
 _MAX_ITEMS = 50  # of one request; more are sent in further requests
 _MAX_REQUESTS = 20  # after one round
@@ -283,7 +282,7 @@ class Webhook(Watch):
                         headers={"Content-Type": "application/json"},
                     )
                     if not 200 <= response.status < 300:
-                        raise _explain_status(client, response)
+                        raise _explain_status(client, response, now)
                 except SourceError as error:
                     self._fail(error)
                     return
@@ -323,7 +322,7 @@ class _Rejected(SourceError):
         self.retry_after = retry_after  # seconds
 
 
-def _explain_status(client: HttpClient, response: HttpResponse) -> _Rejected:
+def _explain_status(client: HttpClient, response: HttpResponse, now: float) -> _Rejected:
     """Does not quote the body, because it may contain the URL."""
     status = response.status
     advice = ""
@@ -333,10 +332,7 @@ def _explain_status(client: HttpClient, response: HttpResponse) -> _Rejected:
         advice = ": check the URL in the file. Redirects are not followed"
 
     text = f"{client.shown} answers {status}{advice}"
-    seconds = 0.0
-    if re.fullmatch(r"[0-9]{1,6}", response.retry_after):
-        seconds = min(float(response.retry_after), _MAX_RETRY_AFTER)
-
+    seconds = parse_retry_after(response.retry_after, now)
     return _Rejected(f"http_{status}", text, seconds)
 
 
