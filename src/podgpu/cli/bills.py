@@ -39,8 +39,10 @@ def _write_use(figures: RangeFigures) -> str:
 
 def _write_cost(amount: float | None, figures: RangeFigures) -> str:
     """Writes a lower bound if some hours have no price."""
-    is_bound = amount and figures.unpriced_hours
-    return f"≥ {write_amount(amount)}" if is_bound else write_amount(amount)
+    text = write_amount(amount)
+    if amount and figures.unpriced_hours:
+        return f"≥ {text}"
+    return text
 
 
 def _wasted_hours(figures: RangeFigures) -> Waste:

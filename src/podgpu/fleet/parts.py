@@ -55,7 +55,9 @@ class WasteRate(msgspec.Struct, frozen=True, omit_defaults=True):
         """Returns None if nothing is known."""
         if self.gpus == Waste():
             return None
-        cost = self.cost_per_hour and self.cost_per_hour.rounded(_DIGITS)
+        cost = None
+        if self.cost_per_hour is not None:
+            cost = self.cost_per_hour.rounded(_DIGITS)
         return WasteRate(self.gpus.rounded(_DIGITS), cost)
 
 
@@ -397,7 +399,8 @@ class HeldSums(msgspec.Struct, omit_defaults=True, kw_only=True):
         The largest amount absorbs the rounding error, so that the amounts still add up.
         """
         sums = copy(self)
-        sums.waste = self.waste and self.waste.rounded()
+        if self.waste is not None:
+            sums.waste = self.waste.rounded()
         for name, amount in asdict(self).items():
             if isinstance(amount, float):
                 setattr(sums, name, round(amount, _DIGITS))
@@ -441,7 +444,9 @@ def sum_held(parts: Iterable[HeldPart], currency: str = "", by_device: bool = Fa
         if cost is not None:
             costs.append(cost)
 
-    idle_cost = waste.cost_per_hour and waste.cost_per_hour.idle
+    idle_cost = None
+    if waste.cost_per_hour is not None:
+        idle_cost = waste.cost_per_hour.idle
     has_cost = bool(costs) or (is_empty and bool(currency))
 
     return HeldSums(

@@ -399,8 +399,10 @@ def _median_without(values: Sequence[float], value: float) -> float | None:
     lower = (count - 1) // 2
     upper = count // 2
     # Values from `place` on move up by one, because the one at `place` is left out.
-    lower += lower >= place
-    upper += upper >= place
+    if lower >= place:
+        lower += 1
+    if upper >= place:
+        upper += 1
     return (values[lower] + values[upper]) / 2
 
 
@@ -473,7 +475,8 @@ def _is_clear(
     extreme = 0
     for minute in minutes:
         size = finding.rule.measure(minute)
-        extreme += size is not None and size >= limit / 2
+        if size is not None and size >= limit / 2:
+            extreme += 1
     return extreme >= _NEEDED
 
 

@@ -70,7 +70,9 @@ def parse_text(text: str, max_lines: int = _MAX_LINES) -> list[ParsedFamily]:
     Raises BadExposition if the text is malformed.
     """
     lines = text.split("\n")
-    if lines.pop():
+    # Each line ends with a line feed, so nothing is left after the last one.
+    rest = lines.pop()
+    if rest:
         raise BadExposition(len(lines) + 1, "the text ends in the middle of this line")
     if len(lines) > max_lines:
         raise BadExposition(max_lines + 1, f"the text has more than {max_lines} lines")

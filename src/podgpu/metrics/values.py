@@ -159,8 +159,9 @@ def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
     if isinstance(raw, bytes) and field.type != "text" and len(raw) == 1:
         raw = raw[0]  # pynvml returns single-byte numbers as bytes
 
+    conversion = "" if is_converted else field.convert
     try:
-        converted = CONVERSIONS["" if is_converted else field.convert](raw)
+        converted = CONVERSIONS[conversion](raw)
     except (LookupError, TypeError, ValueError, OverflowError) as e:
         raise Blank(f"{raw!r}") from e
 

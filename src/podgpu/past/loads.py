@@ -344,7 +344,8 @@ def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoo
             for gpu in gpus:
                 rest = find_rest(node, gpu, held)
                 unallocated = rest.unallocated.gpus.unallocated
-                free += unallocated is not None and unallocated >= 1
+                if unallocated is not None and unallocated >= 1:
+                    free += 1
 
             price = device_price(node.prices, gpus[0], None, 1.0)
             own = pods_by_place.get((cluster, node.name, model), [])

@@ -172,7 +172,8 @@ def _measure_used(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict
         if value is None:
             return {}
         total += 100 * min(1.0, value / settings.full)
-        count += value > 0
+        if value > 0:
+            count += 1
     return {USED.column: total, USED_COUNT: count}
 
 

@@ -117,14 +117,13 @@ def find_changes(
 
         changes += xid_changes
         began = list(_find_begun(earlier, record, gpu, idle))
-        if is_first:
+        if is_first and gpu.uuid not in before:
             # Without a record of the GPU, its problems may be older than this writer.
-            if gpu.uuid not in before:
-                began = []
+            began = []
+        if is_first:
             present = _find_begun(GpuRecord(name), record, gpu, idle)
-            for change in present:
-                if change not in began:
-                    changes.append(change._replace(is_new=False))
+            old = [change for change in present if change not in began]
+            changes += [change._replace(is_new=False) for change in old]
 
         changes += began
         changes += _find_recovered(earlier, record, gpu)

@@ -230,7 +230,8 @@ class ScrapeCollector:
         if self._session is None:
             _raise_file_limit()  # connections stay open between rounds, one per exporter
             self._session = open_session()
-            self._engines = self.make_engines and self.make_engines()
+            if self.make_engines is not None:
+                self._engines = self.make_engines()
 
         async with asyncio.TaskGroup() as group:
             if self._engines is not None:

@@ -378,6 +378,7 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
             if device_key in devices:
                 unsupported[entry] = None
 
+    # Those of the newest readings replace earlier ones.
     details: dict[str, list[Detail]] = {}
     for reading in (*readings, *newest):
         details |= group_by(reading.details, lambda detail: detail[0])

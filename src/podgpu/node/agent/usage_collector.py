@@ -227,13 +227,14 @@ def add_owners(
         gpu = known.get(uuid) or Device(None, uuid)
         own = owned.setdefault(uuid, [])
         usage = answers.get(key)
-        # a MIG instance that no longer exists
-        is_gone = usage is None and uuid in answers
         if gpu.mig_enabled and gi_id is None:
             # Its instances have the usage.
             usage = None
-            is_gone = True
-        if is_gone and key not in held:
+            needs_holder = True
+        else:
+            # a MIG instance that no longer exists
+            needs_holder = usage is None and uuid in answers
+        if needs_holder and key not in held:
             continue
 
         if usage is None:
