@@ -132,6 +132,7 @@ def test_what_is_unknown_on_a_shared_gpu_does_not_include_power(
         "mean_share_use": 0.7,
         "energy_kwh": 0.4,
         "errors": 0,
+        "verdict": "well_used",
     }
     shown.records = lambda path, query: summary if path.startswith("summary") else None
     both = (held("serving", "chat-0", power_watts=210.0), held("batch", "embed-0"))
