@@ -247,6 +247,7 @@ def make_costs(
     for time in range(windows.start, windows.end, query.step):
         own.append(recorded.get(time))
         earlier = time - windows.start + windows.previous_start
+        # A month may be longer than the one before: its last days have no earlier day.
         is_before = earlier < windows.start
         before.append(recorded.get(earlier) if is_before else None)
 

@@ -427,6 +427,7 @@ def _read_shared(
                 continue
 
             first, last = common
+            # The steps of a pod are one bytes object, from the start of the fleet's loads on.
             began = round(fleet.start)
             start = (first - began) // COARSE * STEP_BYTES
             stop = (last - began) // COARSE * STEP_BYTES

@@ -263,8 +263,9 @@ async def _find_targets(
     client: PrometheusClient, server: PrometheusServer, query: GpuQuery
 ) -> list[tuple[str, str]]:
     """Returns the cluster and address of each exporter with a matching GPU, sorted as requested."""
-    cluster, _, node = query.node.rpartition("/")
-    cluster = query.cluster or cluster
+    # A node is written as NODE or CLUSTER/NODE.
+    cluster_of_node, _, node = query.node.rpartition("/")
+    cluster = query.cluster or cluster_of_node
     where = [server.match]
     if cluster:
         where.insert(0, f"{server.cluster_label}={quote(cluster)}")
@@ -290,9 +291,8 @@ async def _find_targets(
 
     targets = []
     for sample in samples:
-        cluster = server.cluster_of(sample.labels)
         address = sample.labels.get("instance", "")
-        targets.append((cluster, address))
+        targets.append((server.cluster_of(sample.labels), address))
 
     return targets
 

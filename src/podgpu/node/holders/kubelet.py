@@ -128,14 +128,15 @@ class KubeletAllocation(AllocationSource):
         return replace(allocation, vcuda=count_vcuda(held), listed_pods=listed)
 
     def _update_allocatable(self, response: Any) -> None:
-        """Reads the offered GPUs and replicas.
+        """Reads the offered GPUs, and the replicas of shared devices.
 
-        Does so once a minute, and when a container holds an unknown replica.
+        Does so once a minute, and when a container holds a shared device that is not known.
         """
         gpus = [entry.text for entry in _held_ids(response) if is_gpu(entry, self.resource_names)]
         held = group_replicas(gpus).keys()
         is_due = self._clock() - self._allocatable_at >= _ALLOCATABLE_SECONDS
-        if not is_due and held <= self._replicas.keys():
+        are_known = held <= self._replicas.keys()
+        if are_known and not is_due:
             return
         self._allocatable_at = self._clock()
 

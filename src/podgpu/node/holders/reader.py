@@ -165,7 +165,9 @@ class AllocationCache:
                 earlier[workload] = holder
                 counts.update(map(_resource_key, holder.assignments))
 
-        reassigned = {key for key in map(_resource_key, answer.assignments) if counts[key] == 1}
+        # If several held a device, the listed holder may be one of them.
+        keys_now = map(_resource_key, answer.assignments)
+        reassigned = {key for key in keys_now if counts[key] == 1}
 
         missing = {}
         for workload, holder in earlier.items():

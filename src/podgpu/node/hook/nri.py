@@ -336,7 +336,8 @@ class Plugin:
                 containers.append(container)
 
         containers.sort(key=lambda one: (one.state == _RUNNING, one.created_at))
-        live: dict[str, str] = {}  # sandbox id by pod UID
+        # Sandbox id by pod UID. The last container of this order decides.
+        live: dict[str, str] = {}
         for container in containers:
             pod = self._pods[container.pod_sandbox_id]
             live[pod.uid or pod.id] = pod.id
