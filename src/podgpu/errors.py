@@ -49,6 +49,7 @@ class Note(NamedTuple):
 
     key: str
     text: str
+    is_logged: bool = False  # by the component itself
 
 
 ReadNotes = Callable[[], Sequence[Note]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import logging
 from collections.abc import Iterator, Mapping
@@ -16,12 +17,14 @@ from msgspec.structs import replace
 
 from podgpu.clock import Clock
 from podgpu.errors import texts_of
+from podgpu.fleet.round import Cluster
 from podgpu.http_client import Access, HttpClient
 from podgpu.metrics.otlp import PushedNode
 from podgpu.model import Condition, DeviceState, NodeState, Workload, XidCount, XidCulprit
 from podgpu.web.push import OtlpPusher, PushSettings, Receiver
 from tests import net
 from tests.cli.test_option_table import execute
+from tests.fleet.test_loop import SETTINGS, Script
 from tests.metrics.otlp import Point, Record, decode_logs, decode_metrics, metrics_service
 from tests.nodes.clock import FakeClock, wait_until
 from tests.process import CLUSTER, EXPORTER, podgpu
@@ -234,6 +237,21 @@ def test_rejected_metrics_are_not_sent_again(
     node.turn(30.0)
     assert len(collector.metrics) == 2
     assert caplog.text.count("answers 400") == 1
+
+
+def test_a_failure_is_on_the_page_and_in_the_log_once(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The view logs new notes of other components, but not those that they log themselves."""
+    node = make_node(collector)
+    cluster = Cluster(Script, SETTINGS)
+    cluster.warnings.append(node.pusher.warnings)
+    collector.status = 503
+    node.turn()
+    asyncio.run(cluster.round(Script()))
+    [note] = texts_of(cluster.published.state.notes)
+    assert note.startswith("OTLP metrics: ")
+    assert caplog.text.count("OTLP metrics: ") == 1
 
 
 def test_a_partial_success_is_logged(
@@ -482,6 +500,14 @@ def test_wrong_settings(arguments: list[str], variables: dict[str, str], complai
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "nothing is sent by OTLP"),
         ({"OTEL_EXPORTER_OTLP_CLIENT_KEY": "k.pem"}, "OTEL_EXPORTER_OTLP_CLIENT_KEY has no effect"),
         ({}, "port 4317 is usually for gRPC"),
+        (
+            {"OTEL_EXPORTER_OTLP_COMPRESSION": "zstd"},
+            "OTEL_EXPORTER_OTLP_COMPRESSION='zstd' has no effect: podgpu knows gzip",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_LOGS_COMPRESSION": "none"},
+            "OTEL_EXPORTER_OTLP_LOGS_COMPRESSION has no effect",
+        ),
     ],
 )
 def test_variables_for_other_programs_do_not_end_the_exporter(

@@ -302,6 +302,8 @@ def _find_faults(state: ClusterState) -> dict[str, tuple[str, str]]:
             faults[node.name] = ("stale", f"{node.name}: stale, no current values")
 
     for note in state.notes:
+        if note.is_logged:
+            continue
         # The note of a target that cannot be read has the target's name as its key.
         faults.setdefault(note.key, ("note", note.text))
 

@@ -186,7 +186,9 @@ class HistoryRecorder:
 
     def warnings(self) -> tuple[Note, ...]:
         """Warnings to show on the page."""
-        notes = [Note("history file", self._problem)] if self._problem else []
+        notes = []
+        if self._problem:
+            notes.append(Note("history file", self._problem, is_logged=True))
         jump = self._books.jump
         if jump:
             direction = "ahead" if jump > 0 else "back"

@@ -208,7 +208,7 @@ class _Signal:
 
     def _report(self, error: SourceError, consequence: str) -> None:
         text = f"OTLP {self._name}: {error}; {consequence}"
-        self.problem = Note(f"OTLP {self._name}", text)
+        self.problem = Note(f"OTLP {self._name}", text, is_logged=True)
         if self._faults.fail(self._name, error.reason):
             _log.warning("%s", text)
 

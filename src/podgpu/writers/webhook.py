@@ -182,7 +182,8 @@ class Webhook(Watch):
         """Warnings to show on the page."""
         notes = []
         for part, problem in self._problems.items():
-            notes.append(Note(f"webhook {part}", f"webhook: {problem}; podgpu retries"))
+            text = f"webhook: {problem}; podgpu retries"
+            notes.append(Note(f"webhook {part}", text, is_logged=True))
         return notes
 
     def update(self) -> None:
