@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import podgpu as podgpu_package
+from podgpu.cli.main import run
 from podgpu.clock import Clock
 from podgpu.errors import UsageError
 from podgpu.fleet.budgets import BudgetUse
@@ -598,3 +599,12 @@ def test_a_killed_cluster_view_repeats_nothing(receiver: Receiver, tmp_path: Pat
         time.sleep(3.0)
         assert "SECRET" not in second.log
     assert len(receiver.bodies) == 1
+
+
+@pytest.mark.parametrize("option", ["--webhook-token-file", "--webhook-events"])
+def test_options_of_the_webhook_need_its_url(
+    capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """Otherwise, a forgotten URL would be noticed only when a message is missing."""
+    assert run(["cluster", "--scrape", "http://gpu-1", option, "idle"]) == 2
+    assert "--webhook-events need --webhook-url-file" in capsys.readouterr().err

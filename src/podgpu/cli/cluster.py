@@ -50,6 +50,7 @@ from podgpu.web.access import KubernetesAccess, UserHeaders
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run
 from podgpu.web.cluster_app import cluster_application, cluster_probes, cluster_pusher
 from podgpu.writers.webhook import MemoryStore, Webhook, WebhookSettings, parse_events
+from podgpu.writers.webhook_notices import NoticeEvent
 
 if TYPE_CHECKING:
     from podgpu.web.protection import Protection
@@ -88,6 +89,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     Give exactly one of --prometheus, --scrape or --discover-kubernetes.
     """
     _check_token_options(options)
+    _check_webhook_options(options)
     settings = make_settings(
         ctx,
         options,
@@ -163,6 +165,16 @@ def _check_token_options(options: Options) -> None:
         raise UsageError(
             "--export-tokens needs --token-metrics pods: otherwise, podgpu reads no engine, or"
             " reads the counters from Prometheus, which has them already"
+        )
+
+
+def _check_webhook_options(options: Options) -> None:
+    events = parse_events(options["webhook_events"])
+    is_chosen = bool(options["webhook_token_file"]) or events != frozenset(NoticeEvent)
+    if is_chosen and not options["webhook_url_file"]:
+        raise UsageError(
+            "--webhook-token-file and --webhook-events need --webhook-url-file: without a URL,"
+            " nothing is sent"
         )
 
 

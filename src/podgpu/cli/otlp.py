@@ -23,7 +23,14 @@ _GRPC_PORT = ":4317"
 _DEFAULT_TIMEOUT = 10.0
 _MAX_RESPONSE_BYTES = 64 * 1024
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # name of an HTTP header
-_UNUSED = ("CLIENT_KEY", "CLIENT_CERTIFICATE", "INSECURE")
+_UNUSED = (
+    "CLIENT_KEY",
+    "CLIENT_CERTIFICATE",
+    "INSECURE",
+    "METRICS_COMPRESSION",
+    "LOGS_COMPRESSION",
+)
+_COMPRESSIONS = ("", "gzip", "none")
 _log = logging.getLogger("podgpu")
 Environment = Mapping[str, str]
 
@@ -50,13 +57,19 @@ def read_push_settings(
     for name in _UNUSED:
         if environment.get(_PREFIX + name):
             _log.warning("%s%s has no effect: podgpu does not support it", _PREFIX, name)
+
+    compression = environment.get(f"{_PREFIX}COMPRESSION", "")
+    if compression not in _COMPRESSIONS:
+        text = "%sCOMPRESSION=%a has no effect: podgpu knows gzip, which it uses, and none"
+        _log.warning(text, _PREFIX, compression[:40])
+
     return PushSettings(
         metrics=metrics,
         logs=logs,
         interval=_read_milliseconds(
             environment, "OTEL_METRIC_EXPORT_INTERVAL", DEFAULT_INTERVAL, least=1.0
         ),
-        compress=environment.get(f"{_PREFIX}COMPRESSION") != "none",
+        compress=compression != "none",
         attributes=_read_attributes(environment),
         kubernetes=kubernetes,
     )

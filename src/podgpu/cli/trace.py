@@ -261,7 +261,7 @@ class Recording:
 
         summary = f"{self._elapsed:.1f} s, "
         if runs:
-            summary += f"{runs:,} runs"
+            summary += "1 run" if runs == 1 else f"{runs:,} runs"
         else:
             summary += "no context switch, because fewer than two processes used the GPU"
         if has_hidden:
