@@ -415,9 +415,10 @@ def complete_node(
         node = replace(node, state=_mark_gone(node.state, gone_since))
 
     notes = node.notes
-    held = tuple(_hold(node, idle, owners or {}, spending))
+    # Both readings of `spending` count what it rejects, so they come before `rejected`.
+    held = tuple(_make_parts(node, idle, owners or {}, spending))
     if spending is not None:
-        rest = spending.list_rest()  # may reject an increase, too
+        rest = spending.list_rest()
         note = describe_rejected(spending.rejected)
         if note:
             notes = (*notes, note)
@@ -443,7 +444,7 @@ def _mark_gone(state: NodeState, since: float) -> NodeState:
     return replace(state, devices=tuple(gpus))
 
 
-def _hold(
+def _make_parts(
     node: NodeEntry, idle: IdleTimes | None, owners: Owners, spending: Spending | None
 ) -> Iterator[HeldPart]:
     for gpu in node.state.devices:
