@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -196,7 +197,7 @@ def test_slow_readers_are_closed(node: Node) -> None:
         limited = web.get("/", limit_concurrency(1, answer))
         return make_application([limited, web.get("/small", small)], None)
 
-    limits = ConnectionLimits(header_seconds=2.0, write_seconds=2.0)
+    limits = ConnectionLimits(header_seconds=2.0, write_seconds=12.0)
     with running(node.agent, app=app, limits=limits) as client, connect(client, 4096) as slow:
         slow.sendall(REQUEST)
         wait_until(lambda: client.ask("/?small").status == 503, "the response is being sent")
@@ -222,6 +223,19 @@ def test_scrapes_are_limited_until_they_are_sent(node: Node) -> None:
         for opened in slow:
             opened.close()
         wait_until(lambda: client.ask("/").status == 200, "the limit is free again")
+
+
+def test_a_scrape_at_the_limit_waits_for_those_that_are_soon_done(node: Node) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.1)
+        return await small(request)
+
+    def app(_agent: object) -> web.Application:
+        return make_application([web.get("/", limit_concurrency(1, answer))], None)
+
+    with running(node.agent, app=app) as client, ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(client.ask, "/") for _ in range(4)]
+        assert [one.result(PATIENCE).status for one in asked] == [200] * 4
 
 
 @pytest.mark.fault(

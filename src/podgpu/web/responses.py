@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Probe = Callable[[], tuple[bool, str]]
 """Returns whether the probe succeeds, and the text of the response."""
+_SLOT_SECONDS = 2.0  # much less than the 10 s for which Prometheus waits
 _PROBE_THREAD = web.AppKey("probe_thread", ThreadPoolExecutor)
 _SCRAPE_THREAD = web.AppKey("scrape_thread", ThreadPoolExecutor)
 
@@ -125,14 +126,23 @@ def serve_text(
 
 
 def limit_concurrency(limit: int, handler: Handler) -> Handler:
-    """Responds with 503, as dcgm-exporter does, if `limit` requests are already running."""
+    """Responds with 503, as dcgm-exporter does, if `limit` requests are running, but not at once.
+
+    Others wait with a scrape until new values are rendered, and are then answered immediately.
+    """
     slots = asyncio.Semaphore(limit)
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        if slots.locked():
+        try:
+            async with asyncio.timeout(_SLOT_SECONDS):
+                await slots.acquire()
+        except TimeoutError:
             return web.Response(status=503, text="scrape concurrency limit reached\n")
-        async with slots:
+
+        try:
             return await send_response(request, await handler(request))
+        finally:
+            slots.release()
 
     return handle
 
