@@ -93,7 +93,9 @@ def _make_server(options: Options, settings: ViewSettings, stack: ExitStack) -> 
     pods = PodWatcher(config)
     stack.callback(pods.informer.close)
     store = SampleStore(settings, options["longest_window"], pods.current)
-    scaler = api = updater = None
+    scaler = None
+    api = None
+    updater = None
     if keda_address is not None:
         names = map(str.strip, options["keda_client_name"].split(","))
         client_names = frozenset(filter(None, names))

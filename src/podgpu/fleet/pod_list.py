@@ -119,7 +119,8 @@ def _list_held(nodes: Iterable[NodeView]) -> Iterator[tuple[_RowKey, _Held]]:
                         memory = device.memory_used_bytes
                     # Figures of a stale node are those of an earlier time.
                     if node.old:
-                        utilization = memory = None
+                        utilization = None
+                        memory = None
 
                     held = _Held(holder, node.name, utilization, memory)
                     yield _make_key(node.cluster, holder), held

@@ -325,7 +325,9 @@ def total_of(state: ClusterState) -> Totals:
     if state.totals_only is not None:
         return _total_of_counts(state, state.totals_only)
 
-    gpus = broken = refused = 0
+    gpus = 0
+    broken = 0
+    refused = 0
     unknown = 0.0
     watts = []
     unheld_costs = []

@@ -22,7 +22,8 @@ async def find_version(client: ApiClient, group: str, versions: Sequence[str], a
         body = await client.get(path)
         offered = {version["version"] for version in read_list(body, "versions")}
     except SourceError as error:
-        if error.reason == "forbidden":  # objects may be readable even if discovery is not
+        # Objects may be readable even if discovery is not.
+        if error.reason == "forbidden":
             return versions[0]
         if error.reason != "not_found":
             raise

@@ -294,7 +294,8 @@ class Credentials:
         self._clock = clock
         self._is_attended = is_attended
         self._current: tuple[str, ssl.SSLContext | None] | None = None
-        self._renewed_at = self._renew_at = 0.0
+        self._renewed_at = 0.0
+        self._renew_at = 0.0
         self._cached_context = lru_cache(maxsize=1)(self._make_context)
         self._lock = asyncio.Lock()
 

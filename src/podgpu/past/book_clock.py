@@ -70,7 +70,8 @@ class BookClock:
         if self.is_settled:
             self._offset = offset
             return BookTime(now + offset)
-        if self._has_settled:  # the clock has returned
+        if self._has_settled:
+            # The clock has returned.
             return self._settle(now, self._offset)
         if self._jumped_offset is not None:
             self._jumped_offset = None

@@ -671,7 +671,8 @@ class _RangeReader:
         Reads kube-state-metrics or the exporters' series.
         """
         places: dict[str, Sequence[str]] = {}  # label -> series
-        if not name[0].isdecimal():  # otherwise it is no label name in Prometheus
+        # No label name in Prometheus begins with a digit.
+        if not name[0].isdecimal():
             places[name] = _GPU_NAMES
         places[f"label_{name}"] = ("kube_pod_labels",)
 

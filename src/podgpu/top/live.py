@@ -133,7 +133,8 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
         if _has_input(keyboard):
             with suppress(OSError):
                 keys = decode_keys(_read_keyboard(keyboard))
-            if not keys:  # the terminal was closed
+            # Empty if the terminal was closed.
+            if not keys:
                 return False
         for key in keys:
             if key == _CTRL_Z:

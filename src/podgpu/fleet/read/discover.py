@@ -282,7 +282,8 @@ class ApiMap(Generic[K, V]):
                 metadata_only=self.metadata_only,
                 page_size=_PAGE_SIZE,
             )
-            for _ in range(_SYNC_CHECKS):  # otherwise the first round would not have the values
+            # Waits, because the first round would not have the values.
+            for _ in range(_SYNC_CHECKS):
                 if self._objects.wait_synced(0.1) or self._objects.error:
                     break
 

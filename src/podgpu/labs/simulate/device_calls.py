@@ -23,7 +23,8 @@ from podgpu.labs.simulate.gpu import (
 )
 from podgpu.labs.simulate.models import AMPERE, HOPPER, MIB, GpuModel
 
-NO_INSTANCE = ALL_LINKS = 0xFFFFFFFF
+NO_INSTANCE = 0xFFFFFFFF
+ALL_LINKS = 0xFFFFFFFF
 _SAMPLING_PERIOD_US = 100_000
 _MAX_CELSIUS = 87
 # Bytes per busy second.

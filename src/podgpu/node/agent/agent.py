@@ -110,7 +110,8 @@ class Agent:
 
         self._telemetry = telemetry
         self._pod_labels = pod_labels
-        self._policy = policy = self.settings.policy
+        self._policy = self.settings.policy
+        policy = self._policy
         self._workers = Workers(self.clock.monotonic)
         self._errors = ErrorCounts()
         self._read_counters = read_counters

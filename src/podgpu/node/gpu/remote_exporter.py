@@ -67,7 +67,8 @@ class UrlExposition:
 
 class FileExposition:
     def __init__(self, path: str) -> None:
-        self.shown = self.path = path
+        self.shown = path
+        self.path = path
 
     def fetch(self) -> bytes:
         age = time.time() - identify_file(self.path).modified_ns / 1e9

@@ -113,7 +113,8 @@ class Identities:
         return self._completed[workload]
 
     def _complete(self, workload: Workload) -> Workload:
-        while True:  # repeats, because a step may need a field that a later step adds
+        # Repeats, because a step may need a field that a later step adds.
+        while True:
             before = workload
             workload = _agree(workload, self._by_container_id.get(workload.container_id, set()))
             workload = _agree(workload, self._by_uid.get(workload.uid, set()))

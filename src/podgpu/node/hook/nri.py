@@ -74,7 +74,8 @@ def split_messages(received: Iterable[bytes]) -> Iterator[Message]:
         frames += piece
         while frame := _cut(frames, _FRAME_HEADER, 1, _MAX_FRAME):
             (service, _length), content = frame
-            if service not in streams:  # unknown services are ignored, because NRI may add some
+            # Unknown services are ignored, because NRI may add some.
+            if service not in streams:
                 continue
             streams[service] += content
             while message := _cut(streams[service], _MESSAGE_HEADER, 0, MAX_MESSAGE):

@@ -174,7 +174,9 @@ class OwnedUsage:
             busy_ns = busy.part(workload)
             idle_ns = self.compute_idle(workload, busy, elapsed_ns)
 
-            allocated_ns = wasted_idle_ns = underused_ns = None
+            allocated_ns = None
+            wasted_idle_ns = None
+            underused_ns = None
             if share is not None:
                 allocated_ns = round(share * elapsed_ns)
                 wasted_idle_ns, underused_ns = self.measure_waste(

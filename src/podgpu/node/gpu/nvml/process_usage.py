@@ -309,7 +309,8 @@ class UsageReader:
 
         if before is None:
             return BusyTime()
-        if not means:  # it is too early for the next sample
+        # Empty if it is too early for the next sample.
+        if not means:
             return BusyTime(0, 0)
 
         code, percent = means[_GRAPHICS_UTIL]

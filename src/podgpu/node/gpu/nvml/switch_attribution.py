@@ -288,7 +288,8 @@ class Timeline:
             pid, began = self._resident
             return [pid, *pids], [began, *times]
 
-        if pids and pids[0] < 0:  # the log was opened while the process was resident
+        # Negative if the log was opened while the process was resident.
+        if pids and pids[0] < 0:
             return [~pids[0], *pids], [since, *times]
         return pids, times
 

@@ -102,8 +102,10 @@ class ContextSwitchLog:
 
     def __init__(self, pci_bus_id: str, minor: int, kernel: KernelCalls | None = None) -> None:
         self._kernel = kernel or KernelCalls()
-        self._control_fd = self._device_fd = -1
-        self._client = self._handles = 0
+        self._control_fd = -1
+        self._device_fd = -1
+        self._client = 0
+        self._handles = 0
         self._maps: list[mmap.mmap] = []
 
         with ExitStack() as undo:
@@ -183,7 +185,8 @@ class ContextSwitchLog:
         for fd in (self._device_fd, self._control_fd):
             if fd >= 0:
                 self._kernel.close(fd)
-        self._device_fd = self._control_fd = -1
+        self._device_fd = -1
+        self._control_fd = -1
 
     def _find_gpu(self, pci_bus_id: str) -> int:
         wanted = pci_bus_id.lower().partition(".")[0]

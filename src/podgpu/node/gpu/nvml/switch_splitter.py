@@ -141,9 +141,11 @@ class SwitchListener:
         self._samples: list[BusySample] = []
 
         # Start time, in nanoseconds of the GPU's clock.
-        self.began = self._log_time = self._log.now()
+        self.began = self._log.now()
+        self._log_time = self.began
         self._offset = self.began - int(wall() * 1e9)
-        self._drained_at = self._read_at = clock()
+        self._drained_at = clock()
+        self._read_at = self._drained_at
 
         self._error: SwitchLogError | None = None
         self._ended = threading.Event()

@@ -299,7 +299,8 @@ class WaitEstimator:
         """
         _, began, _, until = periods[before]
         first = before + 1
-        estimate = most = end - until
+        estimate = end - until
+        most = estimate
 
         if earliest > before:
             # The work arrived during the period `earliest`.
