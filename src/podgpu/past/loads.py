@@ -427,18 +427,21 @@ def _read_shared(
                 continue
 
             first, last = common
-            # The steps of a pod are one bytes object, from the start of the fleet's loads on.
-            began = round(fleet.start)
-            start = (first - began) // COARSE * STEP_BYTES
-            stop = (last - began) // COARSE * STEP_BYTES
             shared = []
             for key, account in pods.items():
                 ratio = _read_wait_ratio(db, account_ids[key], first, last)
-                common_steps = steps[key][start:stop]
+                common_steps = _cut_steps(steps[key], fleet.start, first, last)
                 shared.append(SharedPodLoad(account, common_steps, ratio))
 
             model = parts[0].gpu.model
             yield SharedLoad(node.reading.cluster, node.name, model, shared)
+
+
+def _cut_steps(steps: bytes, began: float, first: int, last: int) -> bytes:
+    """Returns the steps between two times. `began`: the time of the first of `steps`."""
+    start = (first - round(began)) // COARSE * STEP_BYTES
+    stop = (last - round(began)) // COARSE * STEP_BYTES
+    return steps[start:stop]
 
 
 def _find_common(
