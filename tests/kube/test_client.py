@@ -15,7 +15,7 @@ import pytest
 
 from podgpu import __version__
 from podgpu.errors import SourceError
-from podgpu.kube.client import ApiClient
+from podgpu.kube.client import ApiClient, explain_status
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.reflector import Informer
 from podgpu.tls import Pem
@@ -97,6 +97,12 @@ def test_refusals(server: SimulatedApiServer, config: ApiConfig, status: int, re
     assert error.reason == reason
     assert "the server's own words" in str(error)
     assert ("add this permission" in str(error)) == (status == 403)
+
+
+def test_a_refusal_that_is_no_status_is_quoted() -> None:
+    """Such as of another server at this address."""
+    error = explain_status(404, b'{"error": "no such\\npage"}', PODS, "the test")
+    assert '({"error": "no such\\npage"})' in str(error)
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"7", b"\xff", b"[" * 100_000])

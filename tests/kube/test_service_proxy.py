@@ -342,6 +342,16 @@ def test_other_errors_of_the_api_server(
     assert str(error) == start + shown
 
 
+@pytest.mark.parametrize("status", [429, 500])
+def test_a_busy_api_server_is_one(
+    server: SimulatedApiServer, config: ApiConfig, status: int
+) -> None:
+    server.refusal = (status, "too many requests, try again")
+    error = str(fail(config))
+    assert f"with status {status} (too many requests, try again)" in error
+    assert "check that it is an API server" not in error
+
+
 def test_an_answer_that_is_no_list(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.raw_answer = b"<html>"
     error = fail(config)

@@ -243,11 +243,12 @@ def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceEr
     Quotes the server's message.
     """
     reason = _STATUSES.get(status, "server_error" if status >= 429 else "bad_answer")
-    try:
-        message = str(find_decoder(KubeObject).decode(body).get("message"))
-    except BAD_JSON:
-        message = body[:2000].decode("utf-8", "replace")
+    message = ""
+    with suppress(*BAD_JSON):
+        message = str(find_decoder(KubeObject).decode(body).get("message") or "")
 
+    # Not every answer is a Status, for example that of a proxy.
+    message = message or body[:2000].decode("utf-8", "replace")
     message = one_line(" ".join(message.split()))[:600]
     text = (
         f"the API server answered {path} with status {status} ({message}); the credentials are "

@@ -19,7 +19,7 @@ import msgspec
 from podgpu.decode import BAD_JSON, find_decoder
 from podgpu.errors import SourceError, UsageError, few_of, one_line
 from podgpu.http_client import read_error
-from podgpu.kube.client import ApiClient, ApiResponse, Credentials
+from podgpu.kube.client import ApiClient, ApiResponse, Credentials, explain_status
 from podgpu.kube.config import ApiConfig
 from podgpu.kube.objects import KubeObject, read_list, read_map
 from podgpu.view_address import ViewClient
@@ -215,10 +215,12 @@ class KubeAddress:
         except BAD_JSON:
             pass
 
-        message = _read_status(response.body) or "the answer is not a list of Services"
+        if _read_status(response.body):
+            raise explain_status(response.status, response.body, path, self._config.origin)
+
         text = (
-            f"{self._config.server} answers {path} with status {response.status} ({message}): "
-            f"check that it is an API server ({self._config.origin})"
+            f"{self._config.server} answers {path} with status {response.status} (the answer is "
+            f"not a list of Services): check that it is an API server ({self._config.origin})"
         )
         raise SourceError("bad_answer", text)
 
