@@ -145,6 +145,51 @@ def test_an_engine_that_restarts() -> None:
     run(pod, rounds)
 
 
+def test_a_model_that_is_missing_once_does_not_count_again() -> None:
+    pod = Pod(vllm(100, 100, "a") + vllm(50, 50, "b"))
+
+    async def rounds(reading: Reading, session: Any) -> None:
+        await reading.round(session)
+        pod.text = vllm(110, 110, "a")
+        state = await reading.round(session)
+        assert (state.models, state.counted) == (("a",), Tokens(10.0, 10.0))
+        pod.text = vllm(110, 110, "a") + vllm(57, 53, "b")
+        assert (await reading.round(session)).counted == Tokens(17.0, 13.0)
+        pod.text = vllm(110, 110, "a")
+        await reading.round(session)
+        # It was unloaded and loaded again.
+        pod.text = vllm(110, 110, "a") + vllm(4, 2, "b")
+        assert (await reading.round(session)).counted == Tokens(21.0, 15.0)
+
+    run(pod, rounds)
+
+
+def test_an_engine_that_names_new_models_all_the_time_is_forgotten() -> None:
+    """A hostile engine must not fill the memory: of its models, the latest count."""
+    pod = Pod(vllm(1, 1, "m0"))
+
+    async def rounds(reading: Reading, session: Any) -> None:
+        await reading.round(session)
+        for number in range(1, 17):
+            pod.text = vllm(1, 1, f"m{number}")
+            await reading.round(session)
+        pod.text = vllm(1, 1, "m0")
+        assert (await reading.round(session)).counted == Tokens(17.0, 17.0)
+
+    run(pod, rounds)
+
+
+def test_an_engine_that_wants_a_login() -> None:
+    pod = Pod(status=401)
+
+    async def rounds(reading: Reading, session: Any) -> None:
+        state = await reading.round(session)
+        assert state.reason == "unauthorized"
+        assert "podgpu sends no credentials to pods" in state.message
+
+    run(pod, rounds)
+
+
 def test_the_path_of_each_engine_is_found_once() -> None:
     text = 'generation_tokens_total{model_name="m"} 1\nprompt_tokens_total{model_name="m"} 1\n'
     pod = Pod(text, path="/v1/metrics")

@@ -10,7 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -122,6 +122,18 @@ class EngineReading:
             last = before.counters.get(model, TokenCounters())
             tokens = tokens.plus(counters.since(last))
         return tokens
+
+    def keep(self, before: EngineReading) -> EngineReading:
+        """Adds the models that only an earlier reading had.
+
+        A model that is missing once has not restarted: its tokens must not count again.
+        """
+        if before.counters.keys() <= self.counters.keys():
+            return self
+        counters = {**before.counters, **self.counters}
+        if len(counters) > _MAX_MODELS:
+            return self
+        return replace(self, counters=counters)
 
 
 @cache

@@ -20,7 +20,7 @@ from podgpu.charge import Tokens
 from podgpu.clock import Clock
 from podgpu.errors import SourceError, UsageError
 from podgpu.fleet.parts import ContainerName, EngineState
-from podgpu.http_client import METRICS_TYPES, HttpClient, url_host
+from podgpu.http_client import METRICS_TYPES, Access, HttpClient, url_host
 from podgpu.kube.objects import PodEndpoint
 from podgpu.metrics.engines import EngineReading, engines, find_quantile, read_engine
 from podgpu.model import PodName
@@ -39,6 +39,7 @@ _QUANTILE_SECONDS = 300.0
 _BEFORE_SECONDS = 1800.0  # the time before, with which it is compared
 _KEPT_EVERY = 60.0  # seconds; 36 readings of an engine are 50 KB
 _METRICS_PORTS = ("metrics", "http-metrics", "system", "prom", "http")  # names, the likeliest first
+_ACCESS = Access(advice="podgpu sends no credentials to pods, so its metrics must need none")
 _SILENT = frozenset({"timeout", "unreachable"})  # another path of this port is as silent
 _HINT = "SGLang needs --enable-metrics, trtllm-serve needs return_perf_metrics: true"
 
@@ -176,7 +177,9 @@ class EngineReader:
                         continue
 
                     try:
-                        client = HttpClient(place.url, timeout=self._timeout, max_bytes=_MAX_BYTES)
+                        client = HttpClient(
+                            place.url, _ACCESS, timeout=self._timeout, max_bytes=_MAX_BYTES
+                        )
                         reading = await _fetch(client, session)
                     except UsageError:
                         continue  # the address or the annotation is invalid
@@ -234,6 +237,8 @@ class EngineReader:
                 per_second = Tokens(increase.prompt / seconds, increase.generated / seconds)
 
         watched.last = reading
+        if last is not None and last.engine == reading.engine:
+            watched.last = reading.keep(last)
         watched.read_at = now
         first_token, first_token_before = _find_first_tokens(
             watched.buckets, now, reading.first_token
