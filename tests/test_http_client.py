@@ -357,6 +357,7 @@ async def fail(handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) -
     [
         (301, "http_301", "answers 301: is the path right? Redirects are not followed"),
         (404, "http_404", "answers 404: is the path right? Redirects are not followed"),
+        (429, "http_429", "answers 429: too many requests"),
         (499, "http_499", "answers 499: is the path right? Redirects are not followed"),
         (500, "http_500", "answers 500"),
         (

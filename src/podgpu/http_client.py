@@ -370,6 +370,8 @@ class HttpClient:
             advice = f": {text}"
         elif status >= 500:
             advice = ""
+        elif status == 429:
+            advice = ": too many requests"
         else:
             advice = ": is the path right? Redirects are not followed"
         return SourceError(f"http_{status}", f"{self.shown} answers {status}{advice}")

@@ -210,6 +210,14 @@ def test_a_selector_that_podgpu_cannot_evaluate_says_nothing_about_free_gpus() -
     assert describe(reason).startswith("podgpu cannot check selectors or constraints of its claims")
 
 
+def test_an_empty_term_of_the_affinity_is_named() -> None:
+    """Kubernetes: a term without requirements matches no node."""
+    terms: Object = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}
+    [reason] = explain_one(node("a"), pod(affinity={"nodeAffinity": terms})).reasons
+    assert reason.key == "selector"
+    assert describe(reason).endswith(": a term without requirements accepts no node.")
+
+
 def test_a_stage_that_excludes_the_last_node_comes_first() -> None:
     """The selector leaves a node that is too small: the size is the cause."""
     found = explain_one(

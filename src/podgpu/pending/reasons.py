@@ -181,6 +181,13 @@ def _say_no_device(reason: Reason) -> str:
     return f"No device of {reason.resource} matches its claim: {_names(reason)}."
 
 
+def _say_selector(reason: Reason) -> str:
+    requires = f"it requires {_names(reason)}"
+    if not reason.names:
+        requires = "a term without requirements accepts no node"
+    return f"Its node selector or affinity excludes {_free_there(reason)}: {requires}."
+
+
 def _say_starting(reason: Reason) -> str:
     # `_find_obstacle` puts the node before what the pod waits for.
     node, *waiting = reason.names
@@ -237,10 +244,7 @@ _TEXTS: Mapping[str, Callable[[Reason], str]] = {
     "not_offered": _say_not_offered,
     "no_nodes": lambda reason: "The cluster has no nodes.",
     "no_device": _say_no_device,
-    "selector": lambda reason: (
-        f"Its node selector or affinity excludes {_free_there(reason)}: it requires"
-        f" {_names(reason)}."
-    ),
+    "selector": _say_selector,
     "claim_node": lambda reason: (
         f"Its ResourceClaim {_names(reason)} has a device elsewhere, which excludes"
         f" {_free_there(reason)}."
