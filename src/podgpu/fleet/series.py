@@ -315,16 +315,18 @@ def _list_counts(state: ClusterState) -> Iterator[_NamedSample]:
 
 
 def _count_device(gpu: DeviceState, device: GpuOrInstance) -> dict[str, int]:
-    """Returns 1 for each name of a family that includes the device, 0 for others.
+    """Returns what the device adds to each count: 0 or 1.
 
-    As on the web page, a device is in use if its utilisation is above 0.
+    As on the web page, a device is in use if its utilisation is above 0. Omits this count if the
+    utilisation is unknown.
     """
-    is_held = int(bool(holders_of(gpu, device)))
-    counts = {"gpus": 1, "allocated_gpus": is_held}
+    is_held = bool(holders_of(gpu, device))
+    # The families are printed in this order.
+    counts = {"gpus": 1, "allocated_gpus": int(is_held)}
     ratio = device_utilization(device)
     if ratio is not None:
         counts["used_gpus"] = int(ratio > 0)
-    counts["free_gpus"] = 1 - is_held
+    counts["free_gpus"] = int(not is_held)
     return counts
 
 
