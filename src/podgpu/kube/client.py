@@ -315,21 +315,13 @@ class Credentials:
 
     async def _renew(self) -> None:
         self._renewed_at = self._clock()
-        renew_at = self._renewed_at + _FILE_MAX_AGE
         config = self._config
-        credential = Credential()
-        if config.plugin is not None and not config.token and not config.token_file:
-            cluster = None
-            if config.plugin.provide_cluster_info:
-                cluster = await asyncio.to_thread(describe_cluster, config)
-
-            credential = await run_plugin(
-                config.plugin, is_attended=self._is_attended, cluster=cluster
-            )
-            # Later, the terminal may belong to the screen of `podgpu top`.
-            self._is_attended = False
-            expires = credential.expires.timestamp() if credential.expires else float("inf")
-            renew_at = expires - min(_RENEW_BEFORE_SECONDS, (expires - self._clock()) / 2)
+        if config.plugin is None or config.token or config.token_file:
+            credential = Credential()
+            renew_at = self._renewed_at + _FILE_MAX_AGE
+        else:
+            credential = await self._run_plugin(config.plugin)
+            renew_at = self._find_renewal_time(credential)
 
         try:
             # Files are read in a thread, because the disk may be slow.
@@ -344,6 +336,28 @@ class Credentials:
             _log.warning("%s; the previous credentials are still used", error)
 
         self._renew_at = renew_at
+
+    async def _run_plugin(self, plugin: ExecPlugin) -> Credential:
+        cluster = None
+        if plugin.provide_cluster_info:
+            cluster = await asyncio.to_thread(describe_cluster, self._config)
+
+        credential = await run_plugin(plugin, is_attended=self._is_attended, cluster=cluster)
+        # Later, the terminal may belong to the screen of `podgpu top`.
+        self._is_attended = False
+        return credential
+
+    def _find_renewal_time(self, credential: Credential) -> float:
+        """Returns a time shortly before the credential expires.
+
+        A credential that expires soon is kept for half of its time, so that it is not renewed at
+        once.
+        """
+        if credential.expires is None:
+            return float("inf")
+        expires = credential.expires.timestamp()
+        remaining = expires - self._clock()
+        return expires - min(_RENEW_BEFORE_SECONDS, remaining / 2)
 
     def _read_token(self, credential: Credential) -> str:
         config = self._config
