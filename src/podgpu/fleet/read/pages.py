@@ -90,6 +90,7 @@ def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
     if not given:
         return None
 
+    # Each is checked alone, because msgspec's error does not name the parameter.
     for name, text in given.items():
         try:
             msgspec.convert({name: text}, GpuQuery, strict=False)

@@ -167,11 +167,17 @@ class PrometheusClient:
         form = {} if at is None else {"time": f"{at:.3f}"}
         samples = []
         for element in await self._read("api/v1/query", query, form):
+            # A histogram has no value.
             if element.value is None:
-                continue  # a histogram has no value
-            for _, value in self._to_numbers([element.value]):
-                name = element.metric.pop("__name__", "")
-                samples.append(ParsedSample(name, element.metric, value))
+                continue
+            points = self._to_numbers([element.value])
+            # The value was NaN or infinite.
+            if not points:
+                continue
+
+            _, value = points[0]
+            name = element.metric.pop("__name__", "")
+            samples.append(ParsedSample(name, element.metric, value))
 
         return samples
 
