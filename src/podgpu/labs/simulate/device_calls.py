@@ -383,14 +383,17 @@ def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:
     seconds = second.at - first.at
     if seconds <= 0:
         return None
-    busy, tensor, dram = (
-        (after - before) / seconds for after, before in zip(second.meter, first.meter, strict=True)
-    )
+
+    busy = (second.meter.busy - first.meter.busy) / seconds
+    tensor = (second.meter.tensor - first.meter.tensor) / seconds
+    dram = (second.meter.dram - first.meter.dram) / seconds
 
     nvlink = second.nvlinks * _NVLINK_BYTES
+    # Bytes per second while the GPU is busy. 0 if the GPU has no NVLink.
     rates = {20: _PCIE_TX_BYTES, 21: _PCIE_RX_BYTES, 60: nvlink, 61: nvlink}
-    if rates.get(metric):
-        return busy * rates[metric] / MIB
+    if metric in rates:
+        rate = rates[metric]
+        return busy * rate / MIB if rate else None
 
     if metric not in _PERCENT:
         return None
