@@ -162,19 +162,25 @@ def _close_minute(job: _JobHistory, since: float) -> None:
     means = {device: _combine(samples, fmean) for device, samples in job.rounds.items()}
     job.rounds = {}
     job.minutes.append(_Minute(means, _compare_with_siblings(means)))
+    # GPUs that left the job have no past.
     job.past = select_keys(job.past, means)
     if len(job.minutes) < WINDOW:
         return
 
     windows = _make_windows(minute.samples for minute in job.minutes)
-    evidence = _Evidence(_WorkingGpu.of(job.minutes), _compare_windows(job, windows))
-    job.slow = _keep_slow(job, _find_slowest(job, evidence, since), evidence)
+    recent = _WorkingGpu.of(job.minutes)
+    evidence = _Evidence(recent, _compare_windows(job, windows))
+    slowest = _find_slowest(job, evidence, since)
+    job.slow = _keep_slow(job, slowest, evidence)
 
+    # Windows of the past do not overlap.
     job.since_past += 1
-    if job.since_past < WINDOW:
-        return
+    if job.since_past == WINDOW:
+        job.since_past = 0
+        _add_to_past(job, windows)
 
-    job.since_past = 0
+
+def _add_to_past(job: _JobHistory, windows: Samples) -> None:
     for device, sample in windows.items():
         # The past of a slower GPU stays as it was before.
         if job.slow is None or job.slow.device != device:
