@@ -116,37 +116,38 @@ class SwitchListener:
         """
         self.no_samples_reason = no_samples_reason
         self.limit = limit
-        self._needs_samples = needs_samples
-
-        self._listed: frozenset[int] = frozenset()  # pids that the driver lists
-        self._find: FindProcesses = find_no_processes
-        # When the log last named a process that was looked up, by pid.
-        self._mentioned: dict[int, float] = {}
-        # Those that existed when they were looked up.
-        self._existing: set[int] = set()
-
-        self._new_process_at = float("-inf")
         # True while no samples are taken, because all contexts were busy all the time.
         self.pauses_sampling = False
+        self._needs_samples = needs_samples
+        self._samples: list[BusySample] = []
 
         self._log = log
         self._costs = costs
-        self._wall = wall
-        self._clock = clock
-
-        self._lock = threading.Lock()
         self._records = RecordDecoder()
-        self._timelines: dict[int, Timeline] = {}
-        self._compute_instances: dict[int, int] = {}
-        self._samples: list[BusySample] = []
+        self._timelines: dict[int, Timeline] = {}  # by MIG instance, or WHOLE_GPU
+        self._compute_instances: dict[int, int] = {}  # the only one, by MIG instance
 
-        # Start time, in nanoseconds of the GPU's clock.
+        self._listed: frozenset[int] = frozenset()  # pids that the driver lists
+        self._find: FindProcesses = find_no_processes
+        # When the log last named each process, by pid.
+        self._mentioned: dict[int, float] = {}
+        # Pids of processes that the driver did not list, but that `_find` found.
+        self._existing: set[int] = set()
+
+        # Nanoseconds of the GPU's clock: the start, and the end of what is read of the log.
         self.began = self._log.now()
         self._log_time = self.began
+        # Nanoseconds from Unix time to the GPU's clock.
         self._offset = self.began - int(wall() * 1e9)
-        self._drained_at = clock()
-        self._read_at = self._drained_at
 
+        # Monotonic times.
+        self._drained_at = clock()
+        self._window_taken_at = self._drained_at
+        self._new_process_at = float("-inf")
+
+        self._wall = wall
+        self._clock = clock
+        self._lock = threading.Lock()
         self._error: SwitchLogError | None = None
         self._ended = threading.Event()
 
@@ -180,7 +181,7 @@ class SwitchListener:
             except SwitchLogError as e:
                 self._end(e)
                 raise
-            self._read_at = self._clock()
+            self._window_taken_at = self._clock()
 
             timeline = self._find_timeline(WHOLE_GPU if instance is None else instance)
             end = max(timeline.now, min(self.to_gpu_time(until), self._log_time))
@@ -243,7 +244,7 @@ class SwitchListener:
         self._samples.append((moment, busy))
 
     def _check_is_used(self) -> None:
-        if self._clock() - self._read_at > _MAX_UNREAD_SECONDS:
+        if self._clock() - self._window_taken_at > _MAX_UNREAD_SECONDS:
             raise SwitchLogError(
                 "not_taken", f"context switches were not used for {_MAX_UNREAD_SECONDS:g} s"
             )
