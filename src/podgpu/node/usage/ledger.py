@@ -619,8 +619,8 @@ class Ledger:
         # last known owners (workload key, "host" or "unknown"), by device key and pid
         self._owners: dict[str, dict[int, WorkloadKey | str]] = {}
 
-        # weights by GPU UUID, see `_charge_energy`
-        self._windows: dict[str, Counter[Account | None]] = {}
+        # sums since the last reading of the energy counter, by GPU UUID; see `_add_energy_weights`
+        self._energy_weights: dict[str, Counter[Account | None]] = {}
 
         self._read_at = 0.0  # Unix time of the last reading
         self._counted_since = 0.0  # Unix time of the reading before
@@ -649,7 +649,8 @@ class Ledger:
             for owned in devices:
                 busy.append(self._charge_time(owned, elapsed_ns))
             if uuid in gpus:
-                self._charge_energy(gpus[uuid], devices, busy, elapsed_ns)
+                self._add_energy_weights(gpus[uuid], devices, busy, elapsed_ns)
+                self._charge_energy(gpus[uuid], devices)
 
         for key, accounts in self._accounts.items():
             for name, account in accounts.items():
@@ -720,40 +721,45 @@ class Ledger:
             self._have_processes.add(key)
         return busy
 
-    def _charge_energy(
+    def _add_energy_weights(
         self,
         gpu: DeviceUsage,
         devices: Sequence[OwnedUsage],
         busy: Sequence[Division],
         elapsed_ns: int,
     ) -> None:
-        """Splits the energy since the last reading of the GPU's energy counter among the accounts.
+        """Adds what each account counts for when the energy of this time is known.
 
-        Each usage reading since then has the weight power × time, which `_weigh` splits among the
-        accounts. The key None is for unattributed energy. Accounts that were closed since that
-        reading also get a share.
+        Each usage reading has the weight power × time, which `_weigh` splits among the accounts.
         """
         uuid = gpu.device.uuid
         weight = (gpu.power_mw or 1) * elapsed_ns
-        weights = self._windows.setdefault(uuid, Counter())
+        weights = self._energy_weights.setdefault(uuid, Counter())
         weights.update(divide_exactly(weight, self._weigh(gpu.device, devices, busy)))
 
         if any(owned.processes is not None for owned in devices):
             self._have_processes.add(uuid)
+
+    def _charge_energy(self, gpu: DeviceUsage, devices: Sequence[OwnedUsage]) -> None:
+        """Splits the energy since the last reading of the GPU's energy counter among the accounts.
+
+        Accounts that were closed since that reading also get a share.
+        """
         if gpu.energy_mj is None:
             return
 
-        self._windows[uuid] = Counter()
-        parts = divide_exactly(gpu.energy_mj, weights)
-        rest = gpu.energy_mj
+        uuid = gpu.device.uuid
+        parts = divide_exactly(gpu.energy_mj, self._energy_weights.pop(uuid))
+        unattributed = gpu.energy_mj
         for account, part in parts.items():
+            # The key None is for unattributed energy.
             if account is None:
                 continue
             energy_mj = add_known(account.usage.energy_mj, part)
             account.usage = structs.replace(account.usage, energy_mj=energy_mj)
             self._charge_namespace(account, HolderUsage(energy_mj=part))
             if account.workload.has_labels:
-                rest -= part
+                unattributed -= part
 
         for owned in devices:
             for account in self._accounts[owned.device.key].values():
@@ -761,7 +767,7 @@ class Ledger:
                 account.usage = structs.replace(account.usage, power_ratio=power_ratio)
 
         device = self._devices.get(uuid) or DeviceTotals(counted_since=self._counted_since)
-        window = DeviceTotals(energy_mj=gpu.energy_mj, unattributed_energy_mj=rest)
+        window = DeviceTotals(energy_mj=gpu.energy_mj, unattributed_energy_mj=unattributed)
         self._devices[uuid] = structs.replace(device, **_sums(device, window, _DEVICE_COUNTERS))
 
     def _weigh(
@@ -899,8 +905,8 @@ class Ledger:
                 self._closed[key, name] = account
             self._owners.pop(key, None)
 
-        for uuid in self._windows.keys() - self._listed:
-            del self._windows[uuid]
+        for uuid in self._energy_weights.keys() - self._listed:
+            del self._energy_weights[uuid]
 
     def _evict(self) -> None:
         for closed in list(self._closed)[:-_MAX_CLOSED_ACCOUNTS]:
