@@ -351,16 +351,8 @@ class _Rules:
         lines = []
         groups = group_by(single, lambda pod: (pod.load.cluster, pod.load.model))
         for (_, model), pods in groups.items():
-            total = min(pod.load.gpu_bytes or 0.0 for pod in pods)
-            candidates = []
-            for pod in pods:
-                load = pod.load
-                factor = self._wait_factors.get(_owner_of(load.cluster, load.account), 1.0)
-                candidates.append(Candidate(load.steps, load.peak_bytes or 0.0, factor))
-
             mixed: set[int] = set()
-            memory = total / (1 + MEMORY_HEADROOM)
-            for mix in find_mixes(candidates, memory, self._query.slowdown):
+            for mix in self._find_mixes(pods):
                 mixed.update(mix.pods)
                 together = [pods[place] for place in mix.pods]
                 lines.append(self._make_mix(model, together, mix))
@@ -375,6 +367,17 @@ class _Rules:
                 else:
                     lines.append(line)
         return lines
+
+    def _find_mixes(self, pods: Sequence[_Pod]) -> list[Mix]:
+        candidates = []
+        for pod in pods:
+            load = pod.load
+            factor = self._wait_factors.get(_owner_of(load.cluster, load.account), 1.0)
+            candidates.append(Candidate(load.steps, load.peak_bytes or 0.0, factor))
+
+        smallest_gpu = min(pod.load.gpu_bytes or 0.0 for pod in pods)
+        memory = smallest_gpu / (1 + MEMORY_HEADROOM)
+        return find_mixes(candidates, memory, self._query.slowdown)
 
     def _make_mix(self, model: str, pods: Sequence[_Pod], mix: Mix) -> Advice:
         slowest = max(shared.slowdown for shared in mix.shared)
