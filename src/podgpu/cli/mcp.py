@@ -40,10 +40,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if address is None:
         serve_stdio(client)
         return
+
+    # Each request reads the file again. A bad file is reported here, before the first one.
     try:
         read_token(token_file)
     except SourceError as error:
         raise UsageError(f"--token-file {error}") from error
+
     if not is_loopback(address.host):
         _log.warning("the token is sent without TLS: put a TLS proxy before %s", address.url)
     _log.info("listening on %s%s", address.url, PATH)

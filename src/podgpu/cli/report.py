@@ -125,7 +125,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if answer.totals.tokens is not None:
         models = _read_range(client, query | {"by": "model"})
         tables.append(_make_token_table(models))
-    if not at:
+    if at is None:
         # Savings are about the pods of now.
         tables += _make_savings_tables(client, range)
 
