@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +22,6 @@ from podgpu.charge import (
     Amounts,
     Charge,
     HeldTime,
-    Tokens,
     UsageAccount,
     charge,
     charge_rest,
@@ -75,7 +74,13 @@ from podgpu.past.costs import (
     first_forecast_day,
     make_costs,
 )
-from podgpu.past.prometheus_tokens import ClusterPod, read_tokens, token_queries, token_step_queries
+from podgpu.past.prometheus_tokens import (
+    ClusterPod,
+    PodTokens,
+    read_tokens,
+    token_queries,
+    token_step_queries,
+)
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
 from podgpu.past.sqlite_charges import StepCharge
 
@@ -97,8 +102,15 @@ _GPU_NAMES = (
 )
 _GPU_KEYS = (*UUID_LABELS, *MODEL_LABELS)
 _HOLDER_KEYS = (*_GPU_KEYS, "GPU_I_ID", "GPU_I_PROFILE", *WORKLOAD_LABELS)
-_ModelKey = tuple[str, str, Prices]  # cluster and model
 Vectors = Mapping[str, Sequence[ParsedSample]]  # by kind of usage
+
+
+class _ModelKey(NamedTuple):
+    """Identifies the GPUs of a model that have the same prices."""
+
+    cluster: str
+    model: str
+    prices: Prices
 
 
 class _HolderKey(NamedTuple):
@@ -290,14 +302,11 @@ class _RangeReader:
         periods = await self._read_periods(start, end, step)
 
         # The names of pods are in the query, so it is one for all steps.
-        keys: dict[_HolderKey, None] = {}
+        holders: dict[_HolderKey, ParsedSample] = {}
         for period in periods:
-            for sample in period.vectors.get("allocated", ()):
-                key = self._read_key(sample.labels)
-                if key is not None:
-                    keys[key] = None
+            holders |= self._find_holders(period.vectors)
         window = f"{round(end - start)}s"
-        self.owners = await self._read_owners(keys, window, end)
+        self.owners = await self._read_owners(holders, window, end)
 
         steps: dict[int, list[Charge]] = {}
         for period in periods:
@@ -698,55 +707,42 @@ class _RangeReader:
     async def _make_usage(
         self, vectors: Vectors, start: float, end: float, prices: Prices
     ) -> list[Charge]:
-        billed: dict[_HolderKey, ParsedSample] = {}
+        holders = self._find_holders(vectors)
+        methods = vectors.get("method", ())
+        accounts = await self._read_accounts(list(holders), methods, start, end)
+        gpu_prices = await self._read_gpu_prices(prices, start, end)
+        find_model = partial(self._find_model, prices=prices, gpu_prices=gpu_prices)
+        unheld = _add_by_model(vectors.get("gpu_seconds", ()), find_model)
+        joules = _add_by_model(vectors.get("unattributed_energy", ()), find_model)
+        tokens = read_tokens(vectors, self.server.cluster_label)
+        sums = self._add_by_holder(vectors)
+
+        usage = []
+        for key, sample in holders.items():
+            model = find_model(sample.labels)
+            profile = sample.labels.get("GPU_I_PROFILE", "")
+            pod = key.cluster, key.workload.pod_name
+            served = tokens.get(pod)
+            time = _make_time(sums[key])
+            charged = _charge_holder(accounts[key], model, profile, time, served)
+            usage.append(charged)
+            if served is not None:
+                # The tokens are those of the pod, not of a GPU: its first GPU gets all of them.
+                tokens[pod] = replace(served, prompt=0.0, generated=0.0)
+            if model in unheld:
+                unheld[model] -= charged.amounts.allocated_seconds
+
+        usage += _charge_rests(unheld, joules)
+        return sorted(usage)  # makes rounding independent of the order of query results
+
+    def _find_holders(self, vectors: Vectors) -> dict[_HolderKey, ParsedSample]:
+        """Returns the holders to charge, each with the last sample of its allocated time."""
+        holders = {}
         for sample in vectors.get("allocated", ()):
             key = self._read_key(sample.labels)
             if key is not None:
-                billed[key] = sample
-
-        methods = vectors.get("method", ())
-        accounts = await self._read_accounts(list(billed), methods, start, end)
-        gpu_prices = await self._read_gpu_prices(prices, start, end)
-        all_seconds = vectors.get("gpu_seconds", ())
-        seconds = self._add_by_model(all_seconds, prices, gpu_prices)
-        unattributed = vectors.get("unattributed_energy", ())
-        joules = self._add_by_model(unattributed, prices, gpu_prices)
-        tokens = read_tokens(vectors, self.server.cluster_label)
-        uncharged = set(tokens)
-        sums_of = self._add_by_holder(vectors)
-
-        usage = []
-        for key, sample in billed.items():
-            model = first_label(sample.labels, MODEL_LABELS)
-            profile = sample.labels.get("GPU_I_PROFILE", "")
-            name = billed_name(model, profile) if profile else model
-            own = gpu_prices.get((key.cluster, key.gpu), prices)
-            price = own.of(name).gpu_hour
-            time = _make_time(sums_of[key])
-            account = accounts[key]
-            pod = key.cluster, key.workload.pod_name
-            served = tokens.get(pod)
-            if served is not None:
-                # The tokens are those of the pod, not of a GPU: its first GPU gets all of them.
-                new_tokens = served.tokens if pod in uncharged else Tokens()
-                time = time._replace(tokens=new_tokens)
-                account = account._replace(model=served.model)
-                uncharged.discard(pod)
-
-            _, fraction = parent_and_fraction(name)
-            amounts = charge(time, fraction or 0.0, price)
-            if served is not None:
-                amounts = served.cover(amounts, time.held)
-
-            currency = "" if price is None else prices.currency
-            charged = Charge(account, amounts=amounts, currency=currency, cluster=key.cluster)
-            usage.append(charged)
-            group = key.cluster, model, own
-            if group in seconds:
-                seconds[group] -= amounts.allocated_seconds
-
-        usage += _charge_rests(seconds, joules, prices.currency)
-        return sorted(usage)  # makes rounding independent of the order of query results
+                holders[key] = sample
+        return holders
 
     async def _read_gpu_prices(
         self, prices: Prices, start: float, end: float
@@ -777,22 +773,17 @@ class _RangeReader:
 
         return select_unique(variants)
 
-    def _add_by_model(
+    def _find_model(
         self,
-        samples: Iterable[ParsedSample],
+        labels: Mapping[str, str],
         prices: Prices,
         gpu_prices: Mapping[tuple[str, str], Prices],
-    ) -> dict[_ModelKey, float]:
-        """Adds up samples of GPUs by cluster, model and prices. See `_read_gpu_prices`."""
-        sums: dict[_ModelKey, float] = defaultdict(float)
-        for sample in samples:
-            labels = sample.labels
-            cluster = self.server.cluster_of(labels)
-            gpu = read_gpu_id(labels)
-            model = first_label(labels, MODEL_LABELS)
-            prices_of_gpu = gpu_prices.get((cluster, gpu), prices)
-            sums[cluster, model, prices_of_gpu] += sample.value
-        return sums
+    ) -> _ModelKey:
+        """Returns the model and prices of a GPU. See `_read_gpu_prices`."""
+        cluster = self.server.cluster_of(labels)
+        model = first_label(labels, MODEL_LABELS)
+        gpu = read_gpu_id(labels)
+        return _ModelKey(cluster, model, gpu_prices.get((cluster, gpu), prices))
 
     def _add_by_holder(self, vectors: Vectors) -> dict[_HolderKey, dict[str, float]]:
         """Returns the sums of each holder by kind of usage."""
@@ -848,22 +839,48 @@ def _make_time(sums: Mapping[str, float]) -> HeldTime:
     )
 
 
+def _add_by_model(
+    samples: Iterable[ParsedSample], find_model: Callable[[Mapping[str, str]], _ModelKey]
+) -> dict[_ModelKey, float]:
+    sums: dict[_ModelKey, float] = defaultdict(float)
+    for sample in samples:
+        model = find_model(sample.labels)
+        sums[model] += sample.value
+    return sums
+
+
+def _charge_holder(
+    account: UsageAccount, gpu: _ModelKey, profile: str, time: HeldTime, served: PodTokens | None
+) -> Charge:
+    """`profile`: of the MIG instance, or empty. `served`: None if the pod counts no tokens."""
+    name = billed_name(gpu.model, profile) if profile else gpu.model
+    price = gpu.prices.of(name).gpu_hour
+    _, fraction = parent_and_fraction(name)
+    size = fraction or 0.0
+    if served is None:
+        amounts = charge(time, size, price)
+    else:
+        account = account._replace(model=served.model)
+        amounts = charge(time._replace(tokens=served.tokens), size, price)
+        amounts = served.cover(amounts, time.held)
+
+    currency = "" if price is None else gpu.prices.currency
+    return Charge(account, amounts=amounts, currency=currency, cluster=gpu.cluster)
+
+
 def _charge_rests(
-    seconds: Mapping[_ModelKey, float],
-    joules: Mapping[_ModelKey, float],
-    currency: str,
+    seconds: Mapping[_ModelKey, float], joules: Mapping[_ModelKey, float]
 ) -> list[Charge]:
-    """Charges what no holder had, by cluster, model and prices."""
+    """Charges what no holder had."""
     rests = []
-    for group, left in seconds.items():
-        cluster, model, prices = group
-        price = prices.of(model).gpu_hour
+    for gpu, left in seconds.items():
+        price = gpu.prices.of(gpu.model).gpu_hour
         amounts = charge_rest(left, 1.0, 0.0, price)
         rest = Charge(
             UNALLOCATED,
-            amounts=amounts._replace(energy_joules=joules.get(group, 0.0)),
-            currency="" if price is None else currency,
-            cluster=cluster,
+            amounts=amounts._replace(energy_joules=joules.get(gpu, 0.0)),
+            currency="" if price is None else gpu.prices.currency,
+            cluster=gpu.cluster,
         )
         rests.append(rest)
 
