@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing
 from itertools import pairwise
 from typing import NamedTuple
@@ -50,6 +50,12 @@ class _Series(NamedTuple):
     labels: LabelMap
     came: Sequence[float]
     went: Sequence[float]
+
+
+class _NodeHistory(NamedTuple):
+    known_from: float  # what was there at this time may have begun earlier
+    outages: Sequence[Interval] = ()
+    ignored: Sequence[Interval] = ()  # outages and gaps of Prometheus
 
 
 async def read_prometheus_events(
@@ -99,7 +105,7 @@ class _EventReader:
         gpu_labels = (*node_labels, *_GPU_LABELS)
         gpus = select_gpus(HELD_NAMES, uuids, match)
         health = select_gpus(("podgpu_device_health",), uuids, match)
-        own_pods, gaps, nodes, holders, faults = await asyncio.gather(
+        own_pods, gaps, nodes, holders, conditions = await asyncio.gather(
             self._read_own_pods(),
             self._find_gaps(),
             self._read_changes(f"group {by(*node_labels)} ({gpus})"),
@@ -107,47 +113,68 @@ class _EventReader:
             self._read_changes(f"group {by(*gpu_labels, 'condition')} (({health}) == 1)"),
         )
 
-        presence = {}
-        outages = {}
+        histories = self._find_histories(nodes, gaps)
+        spans = list(self._list_holders(holders, own_pods, histories))
+        spans += self._list_conditions(conditions, holders, histories)
+        spans = _select_spans(spans, query)
+        spans.sort(key=_changed_at, reverse=True)
+        return spans[:MAX_SPANS]
+
+    def _find_histories(
+        self, nodes: Iterable[_Series], gaps: list[Interval]
+    ) -> Mapping[str, _NodeHistory]:
+        """`gaps`: when Prometheus scraped nothing. A node without changes had no outages."""
+        unchanged = _NodeHistory(self._start, ignored=gaps)
+        histories: dict[str, _NodeHistory] = defaultdict(lambda: unchanged)
         for series in nodes:
             name = self._name_node(series.labels)
-            presence[name] = _find_periods(series, gaps)
-            outages[name] = _find_outages(presence[name])
+            periods = _find_periods(series, gaps)
+            outages = _find_outages(periods)
+            known_from = periods[0].start + self._step
+            histories[name] = _NodeHistory(known_from, outages, gaps + outages)
+        return histories
 
-        spans: list[Span] = []
+    def _list_holders(
+        self,
+        holders: Iterable[_Series],
+        own_pods: Set[PodName],
+        nodes: Mapping[str, _NodeHistory],
+    ) -> Iterator[Span]:
         accounts: dict[tuple[str, ...], int] = {}
-        gpus_of: dict[str, set[_Gpu]] = defaultdict(set)
         for series in holders:
-            gpu = self._read_gpu(series.labels)
-            gpus_of[gpu.node].add(gpu)
             holder = read_workload(series.labels, own_pods)
             if holder is None:
                 continue
 
             account = (holder.namespace, _name_workload(holder))
             number = accounts.setdefault(account, len(accounts))
-            # A pod that was seen first together with its node may have started earlier.
-            known_from = self._start
-            if gpu.node in presence:
-                known_from = presence[gpu.node][0].start + self._step
-
-            ignored = gaps + outages.get(gpu.node, [])
-            for period in _find_periods(series, ignored):
-                if period.start <= known_from:
-                    period = period._replace(start=-math.inf)
-                spans.append(_holder_span(gpu, period, holder, number))
-
-        for series in faults:
             gpu = self._read_gpu(series.labels)
-            condition = series.labels.get("condition", "")
-            ignored = gaps + outages.get(gpu.node, [])
-            for period in _find_periods(series, ignored):
-                spans.append(_condition_span(gpu, period, condition))
+            node = nodes[gpu.node]
+            for period in _find_periods(series, node.ignored):
+                # A pod that was seen first together with its node may have started earlier.
+                if period.start <= node.known_from:
+                    period = period._replace(start=-math.inf)
+                yield _holder_span(gpu, period, holder, number)
 
-        spans += _list_outages(outages, gpus_of)
-        spans = _select_spans(spans, query)
-        spans.sort(key=_changed_at, reverse=True)
-        return spans[:MAX_SPANS]
+    def _list_conditions(
+        self,
+        conditions: Iterable[_Series],
+        holders: Iterable[_Series],
+        nodes: Mapping[str, _NodeHistory],
+    ) -> Iterator[Span]:
+        """Yields the conditions of GPUs. Each GPU of `holders` has the outages of its node."""
+        for series in conditions:
+            gpu = self._read_gpu(series.labels)
+            name = series.labels.get("condition", "")
+            for period in _find_periods(series, nodes[gpu.node].ignored):
+                yield _condition_span(gpu, period, name)
+
+        gpus = {self._read_gpu(series.labels) for series in holders}
+        for gpu in gpus:
+            if gpu.instance:
+                continue
+            for period in nodes[gpu.node].outages:
+                yield _condition_span(gpu, period, NODE_GONE)
 
     async def _find_gpus(self, query: EventQuery) -> list[str]:
         """Returns the UUIDs of the GPUs of the query. Empty if it has no GPU or pod."""
@@ -280,17 +307,6 @@ def _find_outages(periods: Sequence[Interval]) -> list[Interval]:
     if periods and periods[-1].end < math.inf:
         outages.append(Interval(periods[-1].end, math.inf))
     return outages
-
-
-def _list_outages(
-    outages: Mapping[str, Sequence[Interval]], gpus: Mapping[str, Iterable[_Gpu]]
-) -> Iterator[Span]:
-    """Yields a span of each GPU for each outage of its node."""
-    for node, periods in outages.items():
-        for gpu in gpus.get(node, ()):
-            if not gpu.instance:
-                for period in periods:
-                    yield _condition_span(gpu, period, NODE_GONE)
 
 
 def _name_workload(holder: Workload) -> str:
