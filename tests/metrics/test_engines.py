@@ -9,7 +9,14 @@ import pytest
 
 from podgpu.charge import Tokens
 from podgpu.errors import SourceError
-from podgpu.metrics.engines import EngineReading, TokenCounters, engines, find_quantile, read_engine
+from podgpu.metrics.engines import (
+    EngineReading,
+    Rank,
+    TokenCounters,
+    engines,
+    find_quantile,
+    read_engine,
+)
 
 RECORDED = Path(__file__).parent.parent / "fixtures/engines/vllm-0.32.0.prom"
 VLLM = b"""\
@@ -180,17 +187,43 @@ def test_a_malformed_line_has_its_number_in_the_text() -> None:
 
 
 def test_the_increase_between_two_readings() -> None:
-    before = EngineReading("vllm", {"a": TokenCounters(100.0, 50.0, 40.0)})
+    before = EngineReading("vllm", {Rank("a"): TokenCounters(100.0, 50.0, 40.0)})
     later = EngineReading(
-        "vllm", {"a": TokenCounters(170.0, 60.0, 60.0), "new": TokenCounters(1.0, 2.0)}
+        "vllm", {Rank("a"): TokenCounters(170.0, 60.0, 60.0), Rank("new"): TokenCounters(1.0, 2.0)}
     )
     # Another pod computed, and counted, the tokens of an external transfer.
     assert later.since(before) == Tokens(70.0 - 20.0 + 1.0, 10.0 + 2.0)
-    restarted = EngineReading("vllm", {"a": TokenCounters(30.0, 70.0, 0.0)})
+    restarted = EngineReading("vllm", {Rank("a"): TokenCounters(30.0, 70.0, 0.0)})
     assert restarted.since(before) == Tokens(30.0, 20.0)
     # The counter of transfers was read a moment after that of all prompt tokens.
-    torn = EngineReading("vllm", {"a": TokenCounters(100.0, 50.0, 41.0)})
+    torn = EngineReading("vllm", {Rank("a"): TokenCounters(100.0, 50.0, 41.0)})
     assert torn.since(before) == Tokens(0.0, 0.0)
+
+
+def vllm_ranks(*generated: int) -> EngineReading:
+    lines = []
+    for rank, tokens in enumerate(generated):
+        lines.append(f'vllm:generation_tokens_total{{model_name="m",engine="{rank}"}} {tokens}\n')
+    return read_engine("".join(lines).encode())
+
+
+def test_a_rank_that_restarts_alone_does_not_count_the_others_again() -> None:
+    before = vllm_ranks(1000, 1000)
+    assert vllm_ranks(1100, 10).since(before) == Tokens(0.0, 110.0)
+    assert vllm_ranks(1100, 10).counters["m"].generated == 1110.0
+
+    without_one = vllm_ranks(1000).keep(before)
+    assert vllm_ranks(1000, 1001).since(without_one) == Tokens(0.0, 1.0)
+
+
+def test_transfers_are_taken_off_if_their_series_have_other_labels() -> None:
+    text = (
+        b'vllm:prompt_tokens_total{model_name="m",engine="0"} %d\n'
+        b'vllm:generation_tokens_total{model_name="m",engine="0"} 5\n'
+        b'vllm:prompt_tokens_by_source_total{model_name="m",source="external_kv_transfer"} %d\n'
+    )
+    later = read_engine(text % (160, 50))
+    assert later.since(read_engine(text % (100, 10))) == Tokens(20.0, 0.0)
 
 
 def test_unusable_gauges_are_absent() -> None:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import add
 from typing import NamedTuple
 
 from podgpu.charge import Tokens
@@ -84,17 +85,26 @@ class Engine(NamedTuple):
         return frozenset(names)
 
 
+class Rank(NamedTuple):
+    """A part of an engine with counters of its own, which may restart alone."""
+
+    model: str  # empty if the engine reports no name
+    labels: tuple[str, ...] = ()  # values of `RANK_LABELS`
+
+
 class TokenCounters(NamedTuple):
-    """The counters of one model."""
+    """The counters of a rank, or of all ranks of a model."""
 
     prompt: float = 0.0
     generated: float = 0.0
     transferred: float = 0.0  # prompt tokens that another pod computed, and counted
 
-    def since(self, before: TokenCounters) -> Tokens:
+    def plus(self, other: TokenCounters) -> TokenCounters:
+        return TokenCounters(*map(add, self, other))
+
+    def since(self, before: TokenCounters) -> TokenCounters:
         """Returns the increase. A counter that falls was restarted at 0."""
-        increase = TokenCounters(*map(_increase, before, self))
-        return Tokens(max(0.0, increase.prompt - increase.transferred), increase.generated)
+        return TokenCounters(*map(_increase, before, self))
 
 
 def _increase(before: float, now: float) -> float:
@@ -108,32 +118,52 @@ class EngineReading:
     """What an engine has counted since its start, and its queue now."""
 
     engine: str
-    counters: Mapping[str, TokenCounters]  # by model; empty if the engine reports no name
+    ranks: Mapping[Rank, TokenCounters]
     running: float | None = None  # requests
     waiting: float | None = None
     cache_ratio: float | None = None
     first_token: Mapping[float, float] = field(default_factory=dict)
     """Upper bound in seconds -> number of requests whose first token came within it."""
 
+    @property
+    def counters(self) -> dict[str, TokenCounters]:
+        """The sums by model."""
+        return _add_ranks(self.ranks)
+
     def since(self, before: EngineReading) -> Tokens:
         """Returns the tokens of all models since an earlier reading."""
+        increases = {}
+        for rank, counters in self.ranks.items():
+            increases[rank] = counters.since(before.ranks.get(rank, TokenCounters()))
+
         tokens = Tokens()
-        for model, counters in self.counters.items():
-            last = before.counters.get(model, TokenCounters())
-            tokens = tokens.plus(counters.since(last))
+        for increase in _add_ranks(increases).values():
+            computed = max(0.0, increase.prompt - increase.transferred)
+            tokens = tokens.plus(Tokens(computed, increase.generated))
         return tokens
 
     def keep(self, before: EngineReading) -> EngineReading:
-        """Adds the models that only an earlier reading had.
+        """Adds the ranks that only an earlier reading had.
 
-        A model that is missing once has not restarted: its tokens must not count again.
+        A rank that is missing once has not restarted: its tokens must not count again.
         """
-        if before.counters.keys() <= self.counters.keys():
+        if before.ranks.keys() <= self.ranks.keys():
             return self
-        counters = {**before.counters, **self.counters}
-        if len(counters) > _MAX_MODELS:
+        ranks = {**before.ranks, **self.ranks}
+        if len(ranks) > _MAX_LINES or _count_models(ranks) > _MAX_MODELS:
             return self
-        return replace(self, counters=counters)
+        return replace(self, ranks=ranks)
+
+
+def _add_ranks(ranks: Mapping[Rank, TokenCounters]) -> dict[str, TokenCounters]:
+    sums: dict[str, TokenCounters] = {}
+    for rank, counters in ranks.items():
+        sums[rank.model] = sums.get(rank.model, TokenCounters()).plus(counters)
+    return sums
+
+
+def _count_models(ranks: Iterable[Rank]) -> int:
+    return len({rank.model for rank in ranks})
 
 
 @cache
@@ -231,9 +261,9 @@ def _parse_known(text: bytes) -> list[ParsedSample]:
     return samples
 
 
-def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[str, TokenCounters]:
-    """Adds up the ranks of each model."""
-    counted: dict[str, dict[EngineFamily, float]] = {}
+def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[Rank, TokenCounters]:
+    """Adds up the series that differ in no label of a rank."""
+    counted: dict[Rank, dict[EngineFamily, float]] = {}
     for sample in samples:
         for family in engine.counters:
             if not family.selects(sample):
@@ -242,22 +272,24 @@ def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[str,
                 message = f"{sample.name} is {sample.value:g}: this is no number of tokens"
                 raise SourceError("bad_value", message)
 
-            model = _read_model(engine, sample)
-            own = counted.setdefault(model, defaultdict(float))
+            labels = tuple(sample.labels.get(label, "") for label in RANK_LABELS)
+            rank = Rank(_read_model(engine, sample), labels)
+            own = counted.setdefault(rank, defaultdict(float))
             own[family] += sample.value
 
-    if len(counted) > _MAX_MODELS:
-        message = f"it serves {len(counted)} models: at most {_MAX_MODELS} are read"
+    models = _count_models(counted)
+    if models > _MAX_MODELS:
+        message = f"it serves {models} models: at most {_MAX_MODELS} are read"
         raise SourceError("too_many_models", message)
 
     counters = {}
-    for model, own in counted.items():
+    for rank, own in counted.items():
         prompt = own.get(engine.prompt, 0.0)
         generated = own.get(engine.generated, 0.0)
         transferred = 0.0
         if engine.transferred:
             transferred = own.get(engine.transferred, 0.0)
-        counters[model] = TokenCounters(prompt, generated, transferred)
+        counters[rank] = TokenCounters(prompt, generated, transferred)
 
     return counters
 
