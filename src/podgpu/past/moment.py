@@ -31,6 +31,7 @@ from podgpu.model import (
     HolderUsage,
     MigInstance,
     NodeState,
+    PodName,
     WorkloadOwner,
     group_by,
 )
@@ -191,13 +192,7 @@ def _make_node(
     name: str, devices: Sequence[_DeviceRecord], at: float, now: NodeEntry, current: ClusterState
 ) -> NodeEntry:
     """Builds one node of the past state. `now`: the same node in the current state."""
-    known = {gpu.uuid: gpu for gpu in now.state.devices}
-    idle_after = current.settings.idle_after
-    gpus = []
-    for uuid, parts in group_by(devices, lambda device: device.uuid).items():
-        gpu_now = known.get(uuid, _UNKNOWN_GPU)
-        gpus.append(_make_gpu(parts, gpu_now, idle_after))
-
+    gpus = _make_gpus(devices, now.state, current.settings.idle_after)
     state = NodeState(
         producer="podgpu",
         node=name,
@@ -205,31 +200,32 @@ def _make_node(
         simulated=now.state.simulated,
     )
 
-    owners = {}
-    for device in devices:
-        for record in device.holders:
-            if record.owner is not None:
-                pod = record.holder.namespace, record.holder.pod
-                owners[pod] = record.owner
-
     gone_since = _find_gone_since(devices, at)
-    age = 0.0 if gone_since is None else at - gone_since
     is_gone = gone_since is not None
+    age = 0.0 if gone_since is None else at - gone_since
+    read_at = at - age - current.clock_offset
     has_values = any(device.values or device.conditions for device in devices)
-
-    offset = current.clock_offset
-    read_at = at - age - offset
-    reading = NodeReading("", state, read_at, labels=now.reading.labels)
     entry = NodeEntry(
-        reading,
+        NodeReading("", state, read_at, labels=now.reading.labels),
         state,
         age_seconds=age,
         stale=is_gone or not has_values,
         gone=is_gone,
     )
-    entry = complete_node(entry, None, current.prices, offset, owners)
+
+    owners = _find_owners(devices)
+    entry = complete_node(entry, None, current.prices, current.clock_offset, owners)
     held = tuple(_estimate_underuse(part) for part in entry.held)
     return replace(entry, held=held)
+
+
+def _find_owners(devices: Iterable[_DeviceRecord]) -> dict[PodName, WorkloadOwner]:
+    owners = {}
+    for device in devices:
+        for record in device.holders:
+            if record.owner is not None:
+                owners[record.holder.pod_name] = record.owner
+    return owners
 
 
 def _estimate_underuse(part: HeldPart) -> HeldPart:
@@ -252,6 +248,15 @@ def _find_gone_since(devices: Sequence[_DeviceRecord], at: float) -> float | Non
             if condition.name == NODE_GONE:
                 return condition.since or at
     return None
+
+
+def _make_gpus(
+    devices: Sequence[_DeviceRecord], now: NodeState, idle_after: float | None
+) -> Iterator[DeviceState]:
+    known = {gpu.uuid: gpu for gpu in now.devices}
+    for uuid, parts in group_by(devices, lambda device: device.uuid).items():
+        gpu_now = known.get(uuid, _UNKNOWN_GPU)
+        yield _make_gpu(parts, gpu_now, idle_after)
 
 
 def _make_gpu(
