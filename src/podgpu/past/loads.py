@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import NamedTuple
 
@@ -58,11 +59,13 @@ AccountKey = tuple[str, ...]
 PodKey = tuple[str, AccountKey]  # cluster and account
 
 
-class _History(NamedTuple):
-    """Steps of the range, and the largest memory in bytes since the oldest record, by account."""
+@dataclass(slots=True)
+class _History:
+    """The steps of an account in whole hours, and its largest memory since the oldest record."""
 
-    steps: Mapping[AccountKey, bytes]
-    memory: Mapping[AccountKey, float]
+    steps: bytearray
+    mib: int = 0
+    is_memory_known: bool = True  # in all hours
 
 
 def read_fleet_load(
@@ -75,8 +78,7 @@ def read_fleet_load(
 
     held = collect_held(state)
     fleet.pods = [pod.load for pod in held.values()]
-    history = _read_history(db, ids, fleet)
-    _add_steps(fleet, history)
+    _add_steps(fleet, _read_histories(db, ids, fleet))
     _add_costs(db, fleet, now)
     _check_gpus(db, fleet, ids, state)
 
@@ -105,8 +107,7 @@ def read_pod_load(
         if held.load.account.key == key:
             fleet.pods.append(held.load)
 
-    history = _read_history(db, ids, fleet, account_id)
-    _add_steps(fleet, history)
+    _add_steps(fleet, _read_histories(db, ids, fleet, account_id))
     for load in fleet.pods:
         before = _count_unknown(load.steps)
         load.steps = load.steps[before * STEP_BYTES :]
@@ -145,12 +146,19 @@ def _find_earlier_record(db: Connection, known_from: float) -> float | None:
     return float(recorded)
 
 
-def _add_steps(fleet: FleetLoad, history: _History) -> None:
+def _add_steps(fleet: FleetLoad, histories: Mapping[AccountKey, _History]) -> None:
+    before = round(fleet.start % HOUR) // COARSE * STEP_BYTES
+    after = before + round(fleet.seconds) // COARSE * STEP_BYTES
     unknown = _UNKNOWN_STEP * round(fleet.seconds / COARSE)
     for pod in fleet.pods:
-        key = pod.account.key
-        pod.steps = history.steps.get(key, unknown)
-        pod.peak_bytes = history.memory.get(key)
+        history = histories.get(pod.account.key)
+        if history is None:
+            pod.steps = unknown
+            continue
+
+        pod.steps = bytes(history.steps[before:after])
+        if history.is_memory_known:
+            pod.peak_bytes = float(history.mib * MIB)
 
 
 def _find_start(db: Connection) -> int | None:
@@ -171,60 +179,36 @@ def _count_unknown(steps: bytes) -> int:
     return known // STEP_BYTES
 
 
-def _read_history(
+def _read_histories(
     db: Connection, ids: Mapping[int, AccountKey], fleet: FleetLoad, account_id: int | None = None
-) -> _History:
+) -> dict[AccountKey, _History]:
     """`account_id`: of the only account to read."""
-    start = round(fleet.start)
-    end = round(fleet.end)
-    first = floor_time(start, HOUR)
-    last = ceil_time(end, HOUR)
-    hours = (last - first) // HOUR
-    blank = UNKNOWN_HOUR * hours
-
+    first = floor_time(fleet.start, HOUR)
+    last = ceil_time(fleet.end, HOUR)
+    blank = UNKNOWN_HOUR * ((last - first) // HOUR)
     rows = db.execute(_LOADS, (first, last))
     if account_id is not None:
         rows = db.execute(_LOADS_OF_ONE, (first, last, account_id))
 
-    lines: dict[int, bytearray] = {}
-    memory: dict[int, int] = {}
-    unknown: set[int] = set()  # accounts of which the memory is not always known
+    histories: dict[int, _History] = {}
     for time, account, busy, mib in rows:
-        line = lines.get(account)
-        if line is None:
-            line = lines[account] = bytearray(blank)
+        history = histories.get(account)
+        if history is None:
+            history = histories[account] = _History(bytearray(blank))
 
         offset = (time - first) // HOUR * HOUR_BYTES
-        line[offset : offset + HOUR_BYTES] = busy
-
+        history.steps[offset : offset + HOUR_BYTES] = busy
         if mib is None:
-            unknown.add(account)
-        elif mib > memory.get(account, -1):
-            memory[account] = mib
+            history.is_memory_known = False
+        elif mib > history.mib:
+            history.mib = mib
 
-    _add_earlier_memory(db, memory, first)
-
-    before = (start - first) // COARSE * STEP_BYTES
-    after = before + (end - start) // COARSE * STEP_BYTES
-    steps = {}
-    peaks = {}
-    for account, line in lines.items():
-        key = ids.get(account)
-        if key is None:
-            continue
-        steps[key] = bytes(line[before:after])
-        if account not in unknown:
-            peaks[key] = float(memory[account] * MIB)
-
-    return _History(steps, peaks)
-
-
-def _add_earlier_memory(db: Connection, memory: dict[int, int], first: int) -> None:
-    """Raises the largest memory (MiB) of the accounts to that before `first`."""
     for account, mib in db.execute(_EARLIER_MEMORY, (first,)):
-        if mib is None or account not in memory:
-            continue
-        memory[account] = max(memory[account], mib)
+        history = histories.get(account)
+        if history is not None and mib is not None:
+            history.mib = max(history.mib, mib)
+
+    return {ids[account]: history for account, history in histories.items() if account in ids}
 
 
 class HeldPod(NamedTuple):
