@@ -627,6 +627,16 @@ def test_all_devices_and_alternatives_of_a_claim() -> None:
     assert keys(explain_one(*dra(choice, pod(gpus=0, claims=uses("choice"))))) == ["fits"]
 
 
+def test_an_alternative_that_does_not_suffice_takes_no_devices() -> None:
+    held = claim("held", on="a", devices=(1,))
+    choice = claim("choice")
+    (request,) = choice["spec"]["devices"]["requests"]
+    two = request["exactly"] | {"name": "two", "count": 2}
+    one = request["exactly"] | {"name": "one", "count": 1}
+    choice["spec"]["devices"]["requests"] = [{"name": "g", "firstAvailable": [two, one]}]
+    assert keys(explain_one(*dra(held, choice, pod(gpus=0, claims=uses("choice"))))) == ["fits"]
+
+
 def test_a_device_with_a_taint() -> None:
     body = resource_slice("a", 1)
     taint = {"key": "gpu.nvidia.com/xid", "effect": "NoSchedule"}

@@ -207,7 +207,7 @@ class Devices:
         # The number of devices of the alternative with fewest.
         found.sort(key=lambda choices: min(len(choice.devices) for choice in choices))
         for choices in found:
-            if not any(trial.take(choice) for choice in choices):
+            if not trial.take_first(choices):
                 return False
 
         room.become(trial)
@@ -280,21 +280,31 @@ class _Room:
         self._whole = other._whole.copy()
         self._consumed = other._consumed.copy()
 
+    def take_first(self, choices: Iterable[_Choice]) -> bool:
+        """Takes the devices of the first alternative for which they suffice."""
+        for choice in choices:
+            trial = self.copy()
+            if trial.take(choice):
+                self.become(trial)
+                return True
+        return False
+
     def take(self, choice: _Choice) -> bool:
+        """Takes the devices of a request. If it returns False, some of them may be taken."""
         request = choice.request
-        wanted = len(choice.devices) if request.wants_all else request.number
-        if not wanted or len(choice.devices) < wanted:
+        missing = len(choice.devices) if request.wants_all else request.number
+        if not missing or len(choice.devices) < missing:
             return False
 
         for device in choice.devices:
-            if not wanted:
+            if not missing:
                 break
             if self.take_one(request, device):
-                wanted -= 1
+                missing -= 1
             elif request.wants_all:
                 return False
 
-        return not wanted
+        return not missing
 
     def take_one(self, request: DeviceRequest, device: DraDevice) -> bool:
         if device.id in self._whole or not self._has_counters(device):
