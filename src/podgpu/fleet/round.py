@@ -90,6 +90,7 @@ class RollingAverage:
                 ratios[scope] = mean.mean / settings.full
         self._rounds.append((now, ratios))
 
+        # Half an interval, because rounds are not exactly on time.
         oldest = now - settings.window + settings.interval / 2
         # With a window below the interval, the last reading is the whole window.
         while len(self._rounds) > 1 and self._rounds[0][0] < oldest:

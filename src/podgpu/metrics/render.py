@@ -379,10 +379,17 @@ class _GpuManagerContainer:
         percents["total"] = _add(percents.values())
         mebibytes["total"] = _add(mebibytes.values())
 
-        held = _add(self.held_bytes)
-        held_mib = None if held is None else round(held / MIB)
-        cards = self.request.cores / _CORES_OF_A_CARD or _add(self.held_cards)
-        memory = self.request.memory_blocks * _BLOCK_MIB or held_mib
+        # A container that requested no vcuda resources holds cards or fractions of them.
+        cards: Number = self.request.cores / _CORES_OF_A_CARD
+        if not cards:
+            cards = _add(self.held_cards)
+
+        memory: Number = self.request.memory_blocks * _BLOCK_MIB
+        if not memory:
+            held = _add(self.held_bytes)
+            # A fraction of a card's memory is rarely a whole number.
+            memory = None if held is None else round(held / MIB)
+
         return {
             "container_gpu_utilization": percents,
             "container_gpu_memory_total": mebibytes,

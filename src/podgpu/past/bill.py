@@ -39,6 +39,7 @@ from podgpu.past.token_fit import NoFit, TokenFit, fit_tokens
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
+_LEAST_HOURS = 0.005  # less is written as 0.00
 _SHOWN = {"seconds": 3600, "joules": 3_600_000, "money": 1}  # as hours, kWh and money
 _NO_OWNER = WorkloadOwner("", "")
 
@@ -525,15 +526,14 @@ def _describe_missing(
     hours = sum(charge.amounts.allocated_seconds for charge in unpriced) / 3600
     if not prices.currency:
         yield "there are no prices: start podgpu with --prices"
-    elif hours >= 10**-_DIGITS:
+    elif hours >= _LEAST_HOURS:
         yield (
             f"{hours:,.2f} GPU-hours have no price in {prices.currency} and are not included in"
             " the cost"
         )
 
-    # Less is written as 0.00.
     unheld = answer.totals.unheld_hours or 0.0
-    if unheld >= 0.005:
+    if unheld >= _LEAST_HOURS:
         yield (
             f"{unheld:,.2f} unallocated GPU-hours were in use, although nobody"
             " is known to hold these GPUs: they cost money, but are not counted as wasted"

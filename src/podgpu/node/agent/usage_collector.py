@@ -291,12 +291,14 @@ def _attribute_hidden(
     hidden.difference_update(usage.resident_ns or ())
     owners = _list_owners(processes, hidden)
     if len(owners) <= 1:
+        # Without an owner, any container may have been busy, so its part is not known either.
         owner: Owner = next(iter(owners)) if owners else "unknown"
         hidden_process = OwnedProcess(HIDDEN_PID, owner, hidden_ns, only_busy=True)
         return [*processes, hidden_process], frozenset()
 
     weights = {pid: usage.sampled_busy_ns.get(pid, 0) for pid in sorted(hidden)}
     if not any(weights.values()):
+        # The parts of these owners are unknown. Those of all other containers are known.
         unattributed = OwnedProcess(HIDDEN_PID, "host", hidden_ns, only_busy=True)
         return [*_change(processes, hidden, busy_ns=None), unattributed], owners
 
