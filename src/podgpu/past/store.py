@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from podgpu.charge import UNALLOCATED, Amounts, Figures, UsageAccount
 from podgpu.past.gpu_sample import GpuSample
@@ -126,7 +127,12 @@ _START_SPAN = "INSERT INTO span VALUES (?, ?, ?, ?, ?, ?, NULL)"
 _END_SPAN = """
 UPDATE span SET ended = max(started, ?)
 WHERE gpu = ? AND account = ? AND kind = ? AND name = ? AND message = ? AND ended IS NULL"""
-_HOURS_KEPT = f"ifnull((SELECT since FROM kept WHERE resolution = {HOUR}), 0)"
+# Hours that were deleted are in the rows of days.
+_ALL_USAGE = f"""
+SELECT resolution, time, currency, node, {", ".join(ACCOUNT_COLUMNS + AMOUNT_COLUMNS)}
+FROM usage JOIN account ON account.id = account
+WHERE resolution IN ({OPEN}, {UNSETTLED}) OR resolution = iif(
+    time < ifnull((SELECT since FROM kept WHERE resolution = {HOUR}), 0), {DAY}, {HOUR})"""
 
 
 # Plain tuples: with 8,000 GPUs, named ones cost 40 ms per round.
@@ -134,6 +140,23 @@ _Span = tuple[int, int, str, str, str]  # GPU, account, kind, name and message o
 # OPEN or UNSETTLED, start of the 5 minutes, account, currency, node.
 _UsageKey = tuple[int, int, UsageAccount, str, str]
 _Usage = dict[_UsageKey, Amounts]
+
+
+class _PeriodUsage(NamedTuple):
+    """Usage, with the period in which the amounts were used."""
+
+    key: _UsageKey
+    amounts: Amounts
+    start: int
+    end: int
+
+    def amounts_after(self, time: int) -> Amounts:
+        if time <= self.start:
+            return self.amounts
+        if time >= self.end:
+            return Amounts()
+        part = (self.end - time) / (self.end - self.start)
+        return Amounts(*(amount * part for amount in self.amounts))
 
 
 @dataclass
@@ -147,19 +170,6 @@ class _Round:
     """With the start of each span, if it is new."""
     unknown_gpus: set[int] = field(default_factory=set)
     """GPUs whose holders are unknown."""
-
-
-def _part_after(time: int, start: int, end: int) -> float:
-    """Returns the part of the period that is after this time."""
-    if time <= start:
-        return 1.0
-    if time >= end:
-        return 0.0
-    return (end - time) / (end - start)
-
-
-def _scale(amounts: Amounts, part: float) -> Amounts:
-    return Amounts(*(amount * part for amount in amounts))
 
 
 class HistoryStore(HistoryFile):
@@ -327,24 +337,24 @@ class HistoryStore(HistoryFile):
         has written to the file meanwhile, the time until its last round is in the file already.
         """
         recorded_until = self.last_round + FINE
-        until = other.last_round + FINE
         # A file of the future was written with another clock, so its time is not comparable.
-        if recorded_until > until + COARSE:
+        if recorded_until > other.last_round + FINE + COARSE:
             recorded_until = 0
 
-        with other.reader() as db:
-            [since] = db.execute("SELECT ifnull(min(time), 0) FROM round").fetchone()
-            columns = ", ".join(ACCOUNT_COLUMNS + AMOUNT_COLUMNS)
-            sql = f"""
-            SELECT resolution, time, currency, node, {columns}
-            FROM usage JOIN account ON account.id = account
-            WHERE resolution IN ({OPEN}, {UNSETTLED})
-                OR resolution = iif(time < {_HOURS_KEPT}, {DAY}, {HOUR})"""
-            rows = db.execute(sql).fetchall()
+        periods = other._read_written() + other._list_unwritten()
+        self._add_unwritten((one.key, one.amounts_after(recorded_until)) for one in periods)
+        self.write_notices(other.read_notices())
+        other.close()
 
+    def _read_written(self) -> list[_PeriodUsage]:
+        with self.reader() as db:
+            [since] = db.execute("SELECT ifnull(min(time), 0) FROM round").fetchone()
+            rows = db.execute(_ALL_USAGE).fetchall()
+
+        until = self.last_round + FINE
         # Rows of hours and days end where the open rows begin.
         open_since = min((row[1] for row in rows if row[0] == OPEN), default=until)
-        usage = []
+        periods = []
         for resolution, start, currency, node, *row in rows:
             kind = UNSETTLED if resolution == UNSETTLED else OPEN
             account, amounts = split_account(row)
@@ -352,18 +362,19 @@ class HistoryStore(HistoryFile):
             end = min(until, start + COARSE)
             if resolution in (HOUR, DAY):
                 end = min(open_since, start + resolution)
-            part = _part_after(recorded_until, max(since, start), end)
-            usage.append((key, _scale(Amounts(*amounts), part)))
+            periods.append(_PeriodUsage(key, Amounts(*amounts), max(since, start), end))
 
-        with other._unwritten_lock:
-            for key, unwritten in other._unwritten.items():
+        return periods
+
+    def _list_unwritten(self) -> list[_PeriodUsage]:
+        until = self.last_round + FINE
+        periods = []
+        with self._unwritten_lock:
+            for key, amounts in self._unwritten.items():
                 start = key[1]
-                part = _part_after(recorded_until, max(until, start), start + COARSE)
-                usage.append((key, _scale(unwritten, part)))
+                periods.append(_PeriodUsage(key, amounts, max(until, start), start + COARSE))
 
-        self._add_unwritten(usage)
-        self.write_notices(other.read_notices())
-        other.close()
+        return periods
 
     def read_notices(self) -> dict[str, bytes]:
         with self.reader() as db:
