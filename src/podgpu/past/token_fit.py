@@ -44,28 +44,27 @@ def fit_tokens(steps: Iterable[Amounts]) -> TokenFit | NoFit:
             f"it needs {_LEAST_STEPS} periods of 5 minutes with work, and {len(used)} are recorded"
         )
 
-    busy = [step.busy_seconds for step in used]
     prompts = [step.prompt_tokens for step in used]
     generateds = [step.generated_tokens for step in used]
+    busy = [step.busy_seconds for step in used]
 
+    # p: prompt tokens, g: generated tokens, b: busy time
     pp = _sum_products(prompts, prompts)
     gg = _sum_products(generateds, generateds)
     pg = _sum_products(prompts, generateds)
+    pb = _sum_products(prompts, busy)
+    gb = _sum_products(generateds, busy)
     if not pp:
         return NoFit("there were no prompt tokens")
     if not gg:
         return NoFit("there were no generated tokens")
 
-    independence = 1 - pg * pg / (pp * gg)
-    if independence < _LEAST_DETERMINANT:
+    determinant = pp * gg - pg * pg
+    if determinant < _LEAST_DETERMINANT * pp * gg:
         return NoFit("prompt and generated tokens always had the same ratio")
 
-    pb = _sum_products(prompts, busy)
-    gb = _sum_products(generateds, busy)
-    determinant = pp * gg - pg * pg
     prompt = (gg * pb - pg * gb) / determinant
     generated = (pp * gb - pg * pb) / determinant
-
     variance = _compute_variance(used, prompt, generated)
     mean_busy = math.fsum(busy) / len(used)
     residual = math.sqrt(variance) / mean_busy
@@ -75,10 +74,8 @@ def fit_tokens(steps: Iterable[Amounts]) -> TokenFit | NoFit:
             f" {_LARGEST_RESIDUAL:.0%} is the most"
         )
 
-    prompt_error = math.sqrt(variance * gg / determinant)
-    generated_error = math.sqrt(variance * pp / determinant)
-    is_prompt_clear = prompt > 0 and prompt >= _LEAST_T * prompt_error
-    is_generated_clear = generated > 0 and generated >= _LEAST_T * generated_error
+    is_prompt_clear = _is_clear(prompt, variance * gg / determinant)
+    is_generated_clear = _is_clear(generated, variance * pp / determinant)
     if not is_prompt_clear or not is_generated_clear:
         return NoFit(
             "the result is not significant: the GPU time of one kind of tokens is less than"
@@ -86,6 +83,11 @@ def fit_tokens(steps: Iterable[Amounts]) -> TokenFit | NoFit:
         )
 
     return TokenFit(prompt, generated, residual, len(used))
+
+
+def _is_clear(estimate: float, variance: float) -> bool:
+    """`variance`: of the estimate."""
+    return estimate > 0 and estimate >= _LEAST_T * math.sqrt(variance)
 
 
 def _compute_variance(used: Sequence[Amounts], prompt: float, generated: float) -> float:
