@@ -167,6 +167,13 @@ def test_the_queue_itself_still_says_which_option_adds_it(
     assert "--queue" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("pod", ["", "ml/", "a/b/c"])
+def test_a_name_that_is_no_pod(place: Place, capsys: pytest.CaptureFixture[str], pod: str) -> None:
+    assert run(["why", pod, "--url", url_of(place)]) == 2
+    error = capsys.readouterr().err
+    assert f"'{pod}' is no pod: write POD or NAMESPACE/POD" in error
+
+
 def test_contradicting_namespaces(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["why", "a/b", "-n", "c", "--url", url_of(place)]) == 2
     assert "contradict" in capsys.readouterr().err

@@ -32,9 +32,9 @@ _NAMED = 3
     ("podgpu why", "all pods that wait for GPUs, grouped by reason"),
     ("podgpu why train-7 -n research", "one pod: why it is pending or, if it runs, slow"),
 )
-@click.argument("pod", metavar="[POD]", default="")
+@click.argument("pod", metavar="[POD]", required=False)
 @click.pass_context
-def command(ctx: click.Context, /, pod: str, **options: Any) -> None:
+def command(ctx: click.Context, /, pod: str | None, **options: Any) -> None:
     """Print why a pod that requests GPUs is pending, and which idle pods could make room. If it
     runs or has ended, print what slowed it down, what did not, and what was not measured.
 
@@ -42,18 +42,20 @@ def command(ctx: click.Context, /, pod: str, **options: Any) -> None:
     pods that wait.
     """
     namespace = options["namespace"]
-
-    before, slash, name = pod.partition("/")
-    if slash:
-        if namespace and namespace != before:
+    name = ""
+    if pod is not None:
+        before, slash, name = pod.rpartition("/")
+        if not name or "/" in before:
+            raise UsageError(f"'{pod}' is no pod: write POD or NAMESPACE/POD")
+        if slash and namespace and namespace != before:
             raise UsageError(f"{pod} and --namespace {namespace} contradict each other")
-        namespace = before
-        pod = name
+        if slash:
+            namespace = before
 
     client = find_view(ctx).open(_TIMEOUT)
-    explanation = _explain_pending(client, namespace, pod)
+    explanation = _explain_pending(client, namespace, name)
     if explanation is None:
-        explanation = explain_slow(client, namespace, pod)
+        explanation = explain_slow(client, namespace, name)
 
     if options["output"] == "json":
         print_out(explanation.body + b"\n")
