@@ -219,8 +219,8 @@ class Runtime:
         self._report("RunPodSandbox", pod)
 
     def create(self, container: Container) -> dict[str, str]:
-        """Creates a container. Returns the variables that the plugin sets, and removed ones with a
-        leading minus.
+        """Creates a container. Returns the environment variables that the plugin sets. The names
+        of those that it removes begin with a minus.
         """
         self.pods[container.pod.id] = container.pod
         answer = self.call("CreateContainer", _subject(container))

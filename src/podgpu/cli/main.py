@@ -162,7 +162,7 @@ _OPTIONAL_PACKAGES = ("grpc", "cryptography", "mcp", "uvicorn", "pydantic")
 
 def _run_process(run_arguments: Callable[[list[str]], int], arguments: list[str]) -> None:
     _open_closed_streams()
-    # Only the exporter handles it; it must not end other commands.
+    # Only the exporter handles SIGUSR1. By default, the signal would end the other commands.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -296,7 +296,7 @@ class _Rewriter:
     notes: list[str] = field(default_factory=list)
     # Expressions whose values change their unit.
     conversions: list[_Expression] = field(default_factory=list)
-    # Selectors that select metrics by a pattern of names, and the pattern.
+    # Selectors that match the names of metrics by a regular expression, and this expression.
     patterns: list[tuple[_Expression, str]] = field(default_factory=list)
 
     def parse(self) -> bool:
