@@ -36,7 +36,11 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Makes tests.nodes importable with `pytest`, as it is with `python -m pytest`.
-sys.path.insert(0, str(Path(__file__).parents[1]))
+_TREE = Path(__file__).parents[1]
+sys.path.insert(0, str(_TREE))
+# In a worktree, the virtual environment has the package of another tree.
+_SOURCE = str(_TREE / "src")
+sys.path.insert(0, _SOURCE)
 
 from tests.certificates import certificates  # noqa: E402, F401 - a fixture
 from tests.host.guard import NOTES, clear_environment, install_hook, set_node_paths  # noqa: E402
@@ -48,7 +52,7 @@ _KEPT = ("EXPLORE", "BOOKS_RUNS", "KUBE_BIN", "RECEIVERS")
 clear_environment(keep=tuple(f"PODGPU_{name}" for name in _KEPT))
 set_node_paths(str(_notes.parent))
 os.environ[NOTES] = str(_notes)
-os.environ["PYTHONPATH"] = str(Path(__file__).parent / "host")
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "host"), _SOURCE])
 atexit.register(shutil.rmtree, _notes.parent)
 install_hook(_read.append)
 
