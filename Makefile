@@ -2,13 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests bench endurance docs deploy release
+PAGE := "src/podgpu/web/page/*.js" "src/podgpu/web/page/*.css"
 # The tests of a file share servers, so each file runs in one worker. Many tests wait: five workers suit two cores.
 WORKERS ?= 5
 PYTEST := $(BIN)/python -m pytest --ignore tests/release -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # If it is set, every command that a test starts compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test retest lint lint-js check mutants golden bench faults soak attack docs manifests release check-release proto clean
+.PHONY: demo test retest lint lint-js format-js check mutants golden bench faults soak attack docs manifests release check-release proto clean
 
 demo: .venv/run
 	@$(BIN)/podgpu demo || [ $$? -eq 130 ]
@@ -26,9 +27,14 @@ lint: .venv/dev $(if $(shell command -v npm),lint-js)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 
-# Checks the page's JavaScript with the TypeScript compiler. jsconfig.json has its settings.
-lint-js: .venv/typescript
+# Checks the format of the page's JavaScript and CSS, and the types of the JavaScript. The settings are in
+# .prettierrc.json and jsconfig.json.
+lint-js: .venv/javascript/installed
+	.venv/javascript/node_modules/.bin/prettier --check $(PAGE)
 	.venv/javascript/node_modules/.bin/tsc -p jsconfig.json
+
+format-js: .venv/javascript/installed
+	.venv/javascript/node_modules/.bin/prettier --write $(PAGE)
 
 check: lint test
 
@@ -100,8 +106,8 @@ clean:
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo]'
 	@touch $@
 
-.venv/typescript: .venv/run
-	@npm install --silent --no-save --prefix .venv/javascript typescript@5.9.3
+.venv/javascript/installed: Makefile | .venv/run
+	@npm install --silent --no-save --prefix .venv/javascript typescript@5.9.3 prettier@3.10.1
 	@touch $@
 
 .venv/release: .venv/run

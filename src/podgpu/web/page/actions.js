@@ -24,7 +24,8 @@ export function commandsFor(device, hasPods) {
 export function nodeCommands(name, devices, hasPods) {
   const node = quoted(name);
   const repairs = repairCommands(name, devices);
-  if (!hasPods) return devices.some((device) => device.gone) ? [[HERE, `ping -c 3 ${node}`]] : repairs;
+  if (!hasPods)
+    return devices.some((device) => device.gone) ? [[HERE, `ping -c 3 ${node}`]] : repairs;
   return [
     [HERE, `kubectl describe node ${node}`],
     [HERE, `kubectl get pods -A -o wide --field-selector spec.nodeName=${node}`],
@@ -36,7 +37,10 @@ export function nodeCommands(name, devices, hasPods) {
 function repairCommands(node, devices) {
   const repairs = devices.map((device) => device.repair?.commands ?? []);
   const merged = new Map();
-  for (const { place: where, command } of [...repairs.flatMap((steps) => steps.slice(0, -1)), ...repairs.flatMap((steps) => steps.slice(-1))]) {
+  for (const { place: where, command } of [
+    ...repairs.flatMap((steps) => steps.slice(0, -1)),
+    ...repairs.flatMap((steps) => steps.slice(-1)),
+  ]) {
     merged.set(command, [where === "node" ? `on ${plain(node)}` : HERE, command]);
   }
   return [...merged.values()];
@@ -45,7 +49,9 @@ function repairCommands(node, devices) {
 // Text about the pods that the drain of a node evicts.
 export function evictedText(devices) {
   const pods = [...new Set(devices.flatMap((device) => device.repair?.evicts ?? []))].sort();
-  return pods.length ? `The drain evicts these pods with GPUs: ${pods.map(plain).join(", ")}. The dry run lists all pods.` : "";
+  return pods.length
+    ? `The drain evicts these pods with GPUs: ${pods.map(plain).join(", ")}. The dry run lists all pods.`
+    : "";
 }
 
 // Quotes a name for the shell, because names from the cluster may contain any character.
@@ -67,10 +73,19 @@ export class Commands {
     const written = JSON.stringify(commands);
     if (written === this.written) return;
     this.written = written;
-    place(this.list, commands.map(([where, command]) => {
-      const copy = copyButton("Copy", () => command);
-      return h("li", {}, h("span", { class: "command-where" }, where), h("code", {}, command), copy);
-    }));
+    place(
+      this.list,
+      commands.map(([where, command]) => {
+        const copy = copyButton("Copy", () => command);
+        return h(
+          "li",
+          {},
+          h("span", { class: "command-where" }, where),
+          h("code", {}, command),
+          copy,
+        );
+      }),
+    );
   }
 }
 
@@ -91,9 +106,16 @@ export class ForgetButton {
       this.clear();
       for (const uuid of uuids) {
         const headers = { "X-Podgpu-Request": "forget" };
-        const response = await fetch(`-/forget?gpu=${encodeURIComponent(uuid)}`, { method: "POST", headers }).catch(() => undefined);
-        if (response?.status === 403) return this.refer(plain((await response.text()).trim()), uuids, node);
-        if (!response?.ok) return this.report(plain((await response?.text())?.trim() || "No answer from the server"));
+        const response = await fetch(`-/forget?gpu=${encodeURIComponent(uuid)}`, {
+          method: "POST",
+          headers,
+        }).catch(() => undefined);
+        if (response?.status === 403)
+          return this.refer(plain((await response.text()).trim()), uuids, node);
+        if (!response?.ok)
+          return this.report(
+            plain((await response?.text())?.trim() || "No answer from the server"),
+          );
       }
       return "Forgotten";
     });
@@ -113,7 +135,9 @@ export class ForgetButton {
 
   refer(why, uuids, node) {
     this.commands.show(uuids.map((uuid) => [`on ${plain(node)}`, `podgpu forget ${quoted(uuid)}`]));
-    return this.report(`The server refuses this (${why}). Run on the node, or where podgpu cluster runs with --url:`);
+    return this.report(
+      `The server refuses this (${why}). Run on the node, or where podgpu cluster runs with --url:`,
+    );
   }
 }
 

@@ -38,7 +38,10 @@ export class Alerts {
     this.element.hidden = !alerts.length;
     while (this.lines.length < shown.length) this.lines.push(new Line());
     shown.forEach((alert, i) => this.lines[i].show(alert));
-    place(this.list, this.lines.slice(0, shown.length).map((line) => line.element));
+    place(
+      this.list,
+      this.lines.slice(0, shown.length).map((line) => line.element),
+    );
     this.lines.length = shown.length;
     this.more.hidden = isShort;
     setAttribute(this.more, "aria-expanded", String(this.isOpen));
@@ -68,7 +71,8 @@ class Line {
   show(alert) {
     setClass(this.element, `alert is-${alert.severity}`);
     setText(this.word, WORDS[alert.severity]);
-    if (alert.text !== this.shown) this.text.replaceChildren(...coded(withoutDouble(localTimes((this.shown = alert.text)))));
+    if (alert.text !== this.shown)
+      this.text.replaceChildren(...coded(withoutDouble(localTimes((this.shown = alert.text)))));
     const [text, href] = targetOf(alert);
     this.link.hidden = !href;
     setAttribute(this.link, "href", href);
@@ -86,10 +90,14 @@ function targetOf({ job, uuid, node }) {
 function alertsOf(picture, devices) {
   if (!Array.isArray(picture.alerts)) return gathered(picture, devices);
   const worded = picture.alerts.filter((alert) => typeof alert?.text === "string");
-  const alerts = worded.map((alert) => ({ ...alert, severity: alert.severity === "broken" ? "broken" : "warning" }));
+  const alerts = worded.map((alert) => ({
+    ...alert,
+    severity: alert.severity === "broken" ? "broken" : "warning",
+  }));
   const again = repeatedOf(alerts);
   // A node before single GPUs. Further problems of a GPU come last, so that the few that are shown are of different GPUs.
-  const rank = (alert) => (alert.severity === "broken" ? 0 : 3) + (again.has(alert) ? 2 : alert.uuid ? 1 : 0);
+  const rank = (alert) =>
+    (alert.severity === "broken" ? 0 : 3) + (again.has(alert) ? 2 : alert.uuid ? 1 : 0);
   return alerts.sort((a, b) => rank(a) - rank(b));
 }
 
@@ -107,7 +115,11 @@ function repeatedOf(alerts) {
 
 function gathered(picture, devices) {
   const gone = (picture.nodes ?? []).filter((node) => node.gone);
-  const ofNodes = gone.map((node) => ({ severity: "broken", node: node.name, text: `${node.name} is ${goneText(node)}` }));
+  const ofNodes = gone.map((node) => ({
+    severity: "broken",
+    node: node.name,
+    text: `${node.name} is ${goneText(node)}`,
+  }));
   const broken = devices.filter((device) => device.broken && !device.gone);
   const ofGpus = broken.map((device) => ({
     severity: device.severity,
@@ -120,7 +132,9 @@ function gathered(picture, devices) {
 function notesOf(picture, alerts) {
   const alerted = new Set(alerts.map((alert) => alert.text));
   const nodes = picture.nodes ?? [];
-  const ofNodes = nodes.flatMap((node) => (node.notes ?? []).map((text) => [`${node.name}: ${text}`, text]));
+  const ofNodes = nodes.flatMap((node) =>
+    (node.notes ?? []).map((text) => [`${node.name}: ${text}`, text]),
+  );
   const old = nodes.filter((node) => node.old && !node.gone && node.age_seconds !== undefined);
   const ages = old.map((node) => `${node.name}: old, last seen ${duration(node.age_seconds)} ago`);
   return [
@@ -146,7 +160,10 @@ class Notes {
   show(notes, alone) {
     this.element.hidden = !notes.length;
     setText(byId("notes-summary"), plural(notes.length, "note"));
-    place(byId("notes-list"), notes.slice(0, MOST).map((text) => h("li", {}, ...coded(withoutDouble(localTimes(text))))));
+    place(
+      byId("notes-list"),
+      notes.slice(0, MOST).map((text) => h("li", {}, ...coded(withoutDouble(localTimes(text))))),
+    );
     if (!notes.length || alone === this.alone) return;
     this.alone = alone;
     if (alone) this.unfolded = !this.element.open;

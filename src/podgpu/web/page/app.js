@@ -4,7 +4,24 @@ import { answerOf } from "./ask.js";
 import { Card } from "./card.js";
 import { Cost } from "./cost.js";
 import { SmallCosts } from "./cost_chart.js";
-import { isFiltered, isList, jobOf, matching, neighbours, pageOf, pagePath, placeOf, pastTime, readHash, sorted, viewPath, VIEWS, without, writeHash, wrongText } from "./criteria.js";
+import {
+  isFiltered,
+  isList,
+  jobOf,
+  matching,
+  neighbours,
+  pageOf,
+  pagePath,
+  placeOf,
+  pastTime,
+  readHash,
+  sorted,
+  viewPath,
+  VIEWS,
+  without,
+  writeHash,
+  wrongText,
+} from "./criteria.js";
 import { devicesOf } from "./devices.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
 import { Events } from "./events.js";
@@ -38,7 +55,11 @@ class Page {
   constructor() {
     this.history = new History();
     this.criteria = readHash(location.hash);
-    this.feed = new Feed(viewPath(), (picture) => this.take(picture), () => this.turned());
+    this.feed = new Feed(
+      viewPath(),
+      (picture) => this.take(picture),
+      () => this.turned(),
+    );
     this.list = { ...this.criteria, pod: "", job: "", gpu: "", view: "" }; // criteria of the last list of GPUs, for the way back
     this.listTop = 0;
     this.trail = []; // addresses of the previous views, to which Escape returns
@@ -70,10 +91,20 @@ class Page {
     this.queue = new Queue(again);
     this.smallCosts = new SmallCosts(byId("small-costs"), again);
     this.events = new Events(again);
-    this.past = new Past(() => this.feed.now(), (at) => (location.hash = writeHash(this.criteria, at)), again);
+    this.past = new Past(
+      () => this.feed.now(),
+      (at) => (location.hash = writeHash(this.criteria, at)),
+      again,
+    );
     this.main = byId("main");
     this.message = h("p", { class: "message" });
-    this.keys = new Keys(this.main, byId("q"), byId("help"), () => this.escape(), (last) => this.map.reach(last));
+    this.keys = new Keys(
+      this.main,
+      byId("q"),
+      byId("help"),
+      () => this.escape(),
+      (last) => this.map.reach(last),
+    );
     startTheme(byId("theme"));
     byId("help-open").addEventListener("click", () => byId("help").showModal());
     byId("skip").addEventListener("click", () => this.main.focus());
@@ -107,13 +138,19 @@ class Page {
     this.devices = devicesOf(picture, picture.taken_at);
     this.nodesByName = new Map((picture.nodes ?? []).map((node) => [node.name, node]));
     const now = this.feed.now();
-    const away = now - (this.takenAt ?? now) > Math.max(AWAY_STEPS * this.history.step, 3 * picture.interval_seconds);
+    const away =
+      now - (this.takenAt ?? now) >
+      Math.max(AWAY_STEPS * this.history.step, 3 * picture.interval_seconds);
     const isYoung = !this.hasHistory && now - this.filledAt > YOUNG_SECONDS; // the server may have a history by now
     this.takenAt = now;
     if (picture.at === undefined) this.history.add(now, this.devices);
     if ((away || isYoung) && !picture.paged) this.fillHistory();
     this.priced = Boolean(picture.currency);
-    this.overview.show(picture, picture.paged ? totalsOfServer(picture) : totalsOf(this.devices, this.priced), this.devices);
+    this.overview.show(
+      picture,
+      picture.paged ? totalsOfServer(picture) : totalsOf(this.devices, this.priced),
+      this.devices,
+    );
     this.filters.offerFrom(this.devices, picture, this.criteria);
     const isKube = hasPods(picture);
     setText(byId("tab-pods"), isKube ? "Pods" : "Users");
@@ -121,7 +158,10 @@ class Page {
     this.draw(first);
     this.card.refresh(new Map(this.devices.map((device) => [device.key, device])));
     const { figuresAt } = this.feed;
-    setText(byId("updated"), figuresAt === undefined ? NO_FIGURES : `Figures of ${moment(figuresAt)}`);
+    setText(
+      byId("updated"),
+      figuresAt === undefined ? NO_FIGURES : `Figures of ${moment(figuresAt)}`,
+    );
   }
 
   turned() {
@@ -227,11 +267,13 @@ class Page {
     const { picture } = this.feed;
     const { criteria } = this;
     const view = this.viewOf(criteria);
-    if (!view) this.list = { ...criteria, view: "", range: "", from: "", to: "", by: "", order: "" };
+    if (!view)
+      this.list = { ...criteria, view: "", range: "", from: "", to: "", by: "", order: "" };
     const at = this.main.getBoundingClientRect();
     if (this.view && this.view !== view) this[this.view].leave?.();
     this.view = view;
-    if (picture.paged ? anew || !this.isAimed : this.feed.url !== viewPath()) this.aim(picture.paged);
+    if (picture.paged ? anew || !this.isAimed : this.feed.url !== viewPath())
+      this.aim(picture.paged);
     this.past.show(criteria, view, this.isCurrent ? picture : undefined);
     this.showPager(picture, view);
     this.overview.showChosen(criteria, !view ? "list" : VIEWS.includes(view) ? "table" : "one");
@@ -254,8 +296,16 @@ class Page {
     byId("views").hidden = false;
     setAttribute(byId("status-text"), "href", writeHash({}, at));
     for (const name of ["", ...VIEWS]) {
-      setAttribute(byId(`tab-${name || "gpus"}`), "href", writeHash(name ? { view: name } : this.list, at));
-      setAttribute(byId(`tab-${name || "gpus"}`), "aria-current", name === view ? "page" : undefined);
+      setAttribute(
+        byId(`tab-${name || "gpus"}`),
+        "href",
+        writeHash(name ? { view: name } : this.list, at),
+      );
+      setAttribute(
+        byId(`tab-${name || "gpus"}`),
+        "aria-current",
+        name === view ? "page" : undefined,
+      );
     }
   }
 
@@ -266,13 +316,19 @@ class Page {
     this.waiting = pods;
     byId("queue-count").hidden = !pods;
     setText(byId("queue-count"), pods ? count(pods) : "");
-    setAttribute(byId("tab-queue"), "title", pods ? `${plural(pods, "pod")} ${pods === 1 ? "waits" : "wait"} for GPUs` : undefined);
+    setAttribute(
+      byId("tab-queue"),
+      "title",
+      pods ? `${plural(pods, "pod")} ${pods === 1 ? "waits" : "wait"} for GPUs` : undefined,
+    );
   }
 
   // There is no view of this time yet, or no record of it.
   clear() {
     for (const id of ["overview", "alerts", "notes", "controls"]) byId(id).hidden = true;
-    this.message.replaceChildren(...(this.feed.isRejected ? rejection(this.feed, this.criteria) : ["Loading"]));
+    this.message.replaceChildren(
+      ...(this.feed.isRejected ? rejection(this.feed, this.criteria) : ["Loading"]),
+    );
     place(this.main, [this.message]);
   }
 
@@ -280,7 +336,10 @@ class Page {
   aim(isPaged) {
     this.isAimed = isPaged;
     clearTimeout(this.aiming);
-    this.aiming = setTimeout(() => this.feed.aim(isPaged ? pagePath(this.criteria) : viewPath()), this.isTyping ? TYPING_MS : 0);
+    this.aiming = setTimeout(
+      () => this.feed.aim(isPaged ? pagePath(this.criteria) : viewPath()),
+      this.isTyping ? TYPING_MS : 0,
+    );
   }
 
   showPager({ paged, found, nodes }, view) {
@@ -288,7 +347,10 @@ class Page {
     pager.hidden = !paged || found === undefined || !["", "pods", "nodes"].includes(view);
     if (pager.hidden) return;
     const links = neighbours(this.criteria, found);
-    setText(byId("pager-text"), `${count(nodes.length)} of ${plural(found, "node")} with such GPUs, page ${count(pageOf(this.criteria))}`);
+    setText(
+      byId("pager-text"),
+      `${count(nodes.length)} of ${plural(found, "node")} with such GPUs, page ${count(pageOf(this.criteria))}`,
+    );
     ["previous", "next"].forEach((name, i) => {
       byId(`pager-${name}`).hidden = !links[i];
       setAttribute(byId(`pager-${name}`), "href", links[i]);
@@ -298,13 +360,20 @@ class Page {
   showView(view, picture, anew, at) {
     const { criteria, devices } = this;
     const back = writeHash(this.list);
-    if (view === "gpu") this.gpu.show(devices, criteria, back, hasPods(picture, devices.find((device) => criteria.gpu.startsWith(device.uuid))?.node));
+    if (view === "gpu")
+      this.gpu.show(
+        devices,
+        criteria,
+        back,
+        hasPods(picture, devices.find((device) => criteria.gpu.startsWith(device.uuid))?.node),
+      );
     else if (view === "pod") this.pod.show(devices, criteria, back);
     else if (view === "job") this.job.show(devices, criteria);
     else if (view === "node") this.node.show(picture, devices, criteria, anew);
     else if (view === "nodes") this.nodes.show(picture, devices, criteria);
     else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture), picture);
-    else if (view === "cost") this.cost.show(criteria, hasPods(picture), this.feed.now(), picture.scope === "cluster");
+    else if (view === "cost")
+      this.cost.show(criteria, hasPods(picture), this.feed.now(), picture.scope === "cluster");
     else if (view === "savings") this.savings.show(criteria, this.waiting);
     else if (view === "queue") this.queue.show(criteria);
     else if (view === "events") this.events.show(criteria, hasPods(picture), this.feed.now());
@@ -332,13 +401,24 @@ class Page {
     const totals = totalsOf(found, this.priced);
     const { currency } = this.feed.picture;
     const texts = [`${count(found.length)} of ${plural(this.devices.length, "GPU")}`];
-    for (const [name, text] of [["allocated", "allocated"], ["used", "used"], ["idle", "idle"], ["unknown", "use unknown"], ["free", "free"], ["unheld", "holder unknown"], ["broken", "broken"]]) {
+    for (const [name, text] of [
+      ["allocated", "allocated"],
+      ["used", "used"],
+      ["idle", "idle"],
+      ["unknown", "use unknown"],
+      ["free", "free"],
+      ["unheld", "holder unknown"],
+      ["broken", "broken"],
+    ]) {
       if (totals[name]) texts.push(`${parts(totals[name])} ${text}`);
     }
     if (totals.mean !== undefined) texts.push(`mean of used ${percent(totals.mean)}`);
     if (totals.cost) texts.push(`${perHour(totals.cost, currency)}`);
     if (totals.unpriced) texts.push(unpricedText(totals.unpriced));
-    if (totals.wasted) texts.push(`${perHour(totals.wasted, currency)} wasted (${totals.waste.text((price) => perHour(price, currency))})`);
+    if (totals.wasted)
+      texts.push(
+        `${perHour(totals.wasted, currency)} wasted (${totals.waste.text((price) => perHour(price, currency))})`,
+      );
     byId("shown").hidden = false;
     setText(byId("shown"), texts.join(" \u00b7 "));
   }
@@ -352,7 +432,8 @@ function isMap(found, criteria) {
 
 function emptyText(devices, criteria) {
   if (devices.length && criteria.state === "broken") return "No GPU is broken.";
-  if (devices.length || isFiltered(criteria)) return "No GPU matches the filter. Press Escape to clear it.";
+  if (devices.length || isFiltered(criteria))
+    return "No GPU matches the filter. Press Escape to clear it.";
   return "No GPU to show. See the notes above for the reason.";
 }
 

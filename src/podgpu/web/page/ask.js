@@ -39,7 +39,10 @@ export class Question {
   async ask(url) {
     const leaving = (this.leaving = new AbortController());
     this.askedAt = performance.now();
-    const answer = await answerOf(url, AbortSignal.any([leaving.signal, AbortSignal.timeout(PATIENCE_MS)]));
+    const answer = await answerOf(
+      url,
+      AbortSignal.any([leaving.signal, AbortSignal.timeout(PATIENCE_MS)]),
+    );
     if (this.leaving !== leaving) return; // another request has replaced this one
     this.leaving = undefined;
     if (answer.state === "failed" && this.answer.state === "ready") return;

@@ -10,7 +10,12 @@ export class Card {
     this.tile = new Tile(context);
     this.close = h("button", { type: "button", class: "quiet card-close" }, "Close");
     this.close.addEventListener("click", () => this.hide());
-    this.element = h("div", { class: "card", role: "group", "aria-label": "Chosen GPU", hidden: true }, this.close, this.tile.element);
+    this.element = h(
+      "div",
+      { class: "card", role: "group", "aria-label": "Chosen GPU", hidden: true },
+      this.close,
+      this.tile.element,
+    );
     this.tile.element.removeAttribute("tabindex");
     this.tile.element.addEventListener("click", (e) => e.target.closest("a") && this.hide());
     this.pinned = false;
@@ -26,7 +31,8 @@ export class Card {
     this.tile.update(device, true);
     this.element.hidden = false;
     this.move();
-    if (pinned) (this.element.querySelector(".tile-name") ?? this.close).focus({ preventScroll: true });
+    if (pinned)
+      (this.element.querySelector(".tile-name") ?? this.close).focus({ preventScroll: true });
   }
 
   // Updates the tile, and hides it if its GPU no longer exists.

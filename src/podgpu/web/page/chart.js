@@ -16,10 +16,25 @@ export class Chart {
     this.top = h("span");
     this.bottom = h("span");
     this.legend = h("ul", { class: "chart-legend" });
-    this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-    const head = h("figcaption", { class: "chart-head" }, h("span", { class: "chart-name" }, name), this.legend, this.value);
+    this.svg = svg("svg", {
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      preserveAspectRatio: "none",
+      "aria-hidden": "true",
+    });
+    const head = h(
+      "figcaption",
+      { class: "chart-head" },
+      h("span", { class: "chart-name" }, name),
+      this.legend,
+      this.value,
+    );
     const scale = h("div", { class: "chart-scale", "aria-hidden": "true" }, this.top, this.bottom);
-    this.element = h("figure", { class: "chart" }, head, h("div", { class: "chart-body" }, scale, this.svg));
+    this.element = h(
+      "figure",
+      { class: "chart" },
+      head,
+      h("div", { class: "chart-body" }, scale, this.svg),
+    );
   }
 
   // `axis`: from, to and step in seconds. `lines`: name and values, a number or null for each step from `from` on. Among
@@ -35,14 +50,27 @@ export class Chart {
     setText(this.bottom, this.write(0));
     const x = (at) => ((at - axis.from) / (axis.to - axis.from)) * WIDTH;
     const many = lines.length > MOST_TINTED;
-    const paths = lines.map(({ values }, i) => path(values, axis, x, most, many ? "line is-many" : `line line-${i + 1}`));
+    const paths = lines.map(({ values }, i) =>
+      path(values, axis, x, most, many ? "line is-many" : `line line-${i + 1}`),
+    );
     if (lines.length === 1) paths.unshift(path(lines[0].values, axis, x, most, "area", true));
     const marked = many ? lines.find((line) => line.isMarked) : undefined;
     if (many) paths.push(path(meanOf(lines), axis, x, most, "line line-1"));
     if (marked) paths.push(path(marked.values, axis, x, most, "line line-2"));
-    const grid = ticks.map((at) => svg("path", { class: "grid", d: `M${x(at).toFixed(1)},0V${HEIGHT}` }));
+    const grid = ticks.map((at) =>
+      svg("path", { class: "grid", d: `M${x(at).toFixed(1)},0V${HEIGHT}` }),
+    );
     place(this.svg, [...grid, ...marks.map((mark) => markShape(mark, axis, x)), ...paths]);
-    place(this.legend, many ? [legendEntry(1, `mean of ${lines.length}`), legendEntry("many", "each of them"), ...(marked ? [legendEntry(2, `slowest: ${marked.name}`)] : [])] : lines.map(({ name }, i) => legendEntry(i + 1, name)));
+    place(
+      this.legend,
+      many
+        ? [
+            legendEntry(1, `mean of ${lines.length}`),
+            legendEntry("many", "each of them"),
+            ...(marked ? [legendEntry(2, `slowest: ${marked.name}`)] : []),
+          ]
+        : lines.map(({ name }, i) => legendEntry(i + 1, name)),
+    );
     this.legend.hidden = lines.length < 2;
     this.rest = restText(known, this.write);
     setText(this.value, this.rest);
@@ -57,11 +85,18 @@ export class Chart {
   }
 
   textAt(step) {
-    const at = this.lines.map(({ name, values }) => [name, values[step]]).filter(([, value]) => Number.isFinite(value));
+    const at = this.lines
+      .map(({ name, values }) => [name, values[step]])
+      .filter(([, value]) => Number.isFinite(value));
     if (!at.length) return UNKNOWN;
     if (this.lines.length === 1) return this.write(at[0][1]);
-    if (this.lines.length <= MOST_TINTED) return at.map(([name, value]) => `${name} ${this.write(value)}`).join(" \u00b7 ");
-    return restText(at.map(([, value]) => value), this.write, true);
+    if (this.lines.length <= MOST_TINTED)
+      return at.map(([name, value]) => `${name} ${this.write(value)}`).join(" \u00b7 ");
+    return restText(
+      at.map(([, value]) => value),
+      this.write,
+      true,
+    );
   }
 }
 
@@ -77,7 +112,9 @@ function restText(values, write, withLeast = false) {
     sum += value;
   }
   const mean = `mean ${write(sum / values.length)}`;
-  return withLeast ? `${mean} \u00b7 ${write(least)} to ${write(most)}` : `${mean} \u00b7 max ${write(most)}`;
+  return withLeast
+    ? `${mean} \u00b7 ${write(least)} to ${write(most)}`
+    : `${mean} \u00b7 max ${write(most)}`;
 }
 
 function meanOf(lines) {
@@ -97,13 +134,16 @@ function path(values, axis, x, most, kind, isArea = false) {
     if (run.length === 1) run.push([run[0][0] + step / 2, run[0][1]]);
     if (run.length) {
       const line = run.map(([at, y]) => `${at.toFixed(1)},${y.toFixed(2)}`).join("L");
-      shape += isArea ? `M${run[0][0].toFixed(1)},${HEIGHT}L${line}L${run.at(-1)[0].toFixed(1)},${HEIGHT}Z` : `M${line}`;
+      shape += isArea
+        ? `M${run[0][0].toFixed(1)},${HEIGHT}L${line}L${run.at(-1)[0].toFixed(1)},${HEIGHT}Z`
+        : `M${line}`;
     }
     run = [];
   };
   values.forEach((value, i) => {
     if (!Number.isFinite(value)) finish();
-    else run.push([x(axis.from + i * axis.step), HEIGHT - (HEIGHT - 1) * Math.min(1, value / most)]);
+    else
+      run.push([x(axis.from + i * axis.step), HEIGHT - (HEIGHT - 1) * Math.min(1, value / most)]);
   });
   finish();
   return svg("path", { class: kind, d: shape });
@@ -114,5 +154,8 @@ function markShape(mark, axis, x) {
   const until = x(Math.min(axis.to, mark.until ?? mark.at));
   const width = Math.max(0, until - from);
   const shape = width > 2 ? `M${from},0H${until}V${HEIGHT}H${from}Z` : `M${from},0V${HEIGHT}`;
-  return svg("path", { class: `mark ${width > 2 ? "mark-span" : "mark-moment"} is-${mark.severity}`, d: shape });
+  return svg("path", {
+    class: `mark ${width > 2 ? "mark-span" : "mark-moment"} is-${mark.severity}`,
+    d: shape,
+  });
 }

@@ -27,7 +27,13 @@ const TITLES = {
 };
 export const KUBERNETES_UNHEALTHY = "kubernetes_unhealthy";
 // Problems of workloads, and opinions of Kubernetes: podgpu finds no problem of the GPU itself.
-const HARMLESS = new Set(["unallocated_use", "application_xid", "orphaned_memory", "kubernetes_healthy", KUBERNETES_UNHEALTHY]);
+const HARMLESS = new Set([
+  "unallocated_use",
+  "application_xid",
+  "orphaned_memory",
+  "kubernetes_healthy",
+  KUBERNETES_UNHEALTHY,
+]);
 const GRAVE = new Set([
   "lost",
   "unreadable",
@@ -54,7 +60,9 @@ export function isBroken(conditions) {
 
 // Returns whether Kubernetes calls the GPU unhealthy, although podgpu finds no problem.
 export function isRefused(conditions) {
-  return conditions.some((condition) => condition.name === KUBERNETES_UNHEALTHY) && !isBroken(conditions);
+  return (
+    conditions.some((condition) => condition.name === KUBERNETES_UNHEALTHY) && !isBroken(conditions)
+  );
 }
 
 // Returns the highest severity: "broken" (red), "warning" (amber) or "" (no colour).
@@ -88,6 +96,7 @@ export function gathered(lists) {
 
 // Text for a node whose exporter does not respond.
 export function goneText(node) {
-  const seen = node.age_seconds === undefined ? "" : `, last seen ${duration(node.age_seconds)} ago`;
+  const seen =
+    node.age_seconds === undefined ? "" : `, last seen ${duration(node.age_seconds)} ago`;
   return `gone${seen}: ${plural((node.gpus ?? []).length, "GPU")} cannot be read`;
 }

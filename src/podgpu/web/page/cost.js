@@ -24,21 +24,28 @@ const DAY_SECONDS = 86_400;
 const FUTURE = { state: "missing", message: "This range is in the future." };
 /** @type {import("./ask.js").Answer} */
 const BACKWARDS = { state: "missing", message: "The start of the range must be before its end." };
-const LIMIT = "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus.";
-const MEMORY = "Kept in memory, for up to 90 days: a restart of podgpu loses it. To keep it, set --history-dir.";
+const LIMIT =
+  "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus.";
+const MEMORY =
+  "Kept in memory, for up to 90 days: a restart of podgpu loses it. To keep it, set --history-dir.";
 const EXAMPLE_PRICES = "The prices are examples: set yours with --prices FILE";
-const MISSING = "This server does not compute costs of a range: its podgpu is older than this page.";
+const MISSING =
+  "This server does not compute costs of a range: its podgpu is older than this page.";
 // Tooltips of columns.
 const HINTS = {
   allocated_hours: "Hours for which GPUs, or fractions of GPUs, were allocated",
-  used_hours: "Hours weighted by utilisation: 2 hours at 50 % are 1 busy hour. The other allocated hours are idle, unknown, or the unused share of hours in use.",
+  used_hours:
+    "Hours weighted by utilisation: 2 hours at 50 % are 1 busy hour. The other allocated hours are idle, unknown, or the unused share of hours in use.",
   idle_hours: "Allocated hours without any use",
   unknown_hours: "Allocated hours for which the use is unknown",
-  mean_use: "Busy hours divided by the allocated hours for which the use is known. On a shared GPU, only the share of the pod is counted, so a pod that uses more than its share is above 100 %.",
+  mean_use:
+    "Busy hours divided by the allocated hours for which the use is known. On a shared GPU, only the share of the pod is counted, so a pod that uses more than its share is above 100 %.",
   waited_hours: "Hours in which it waited for another holder of a shared GPU",
-  wasted: "Cost of idle, under-used and unallocated GPUs. Time in which the use is unknown, or in which a GPU is busy without a known holder, is not wasted.",
+  wasted:
+    "Cost of idle, under-used and unallocated GPUs. Time in which the use is unknown, or in which a GPU is busy without a known holder, is not wasted.",
   idle_cost: "Cost of the allocated hours without any use",
-  underused_cost: "Cost of the unused rest of shares that were in use. Older exporters do not count it.",
+  underused_cost:
+    "Cost of the unused rest of shares that were in use. Older exporters do not count it.",
   unallocated_cost: "Cost of the hours in which no pod or job had the GPU, and nothing ran on it",
 };
 
@@ -48,10 +55,21 @@ export class Cost {
     this.ranges = [...RANGES, MONTH, "Custom"].map((range) => h("a", {}, range));
     this.from = h("input", { type: "datetime-local", "aria-label": "From" });
     this.to = h("input", { type: "datetime-local", "aria-label": "To" });
-    this.bounds = h("span", { class: "filter bounds" }, this.from, h("span", { "aria-hidden": "true" }, "to"), this.to);
+    this.bounds = h(
+      "span",
+      { class: "filter bounds" },
+      this.from,
+      h("span", { "aria-hidden": "true" }, "to"),
+      this.to,
+    );
     this.ways = h("nav", { class: "tabs", "aria-label": "Cost by" });
     this.names = h("datalist", { id: "label-names" });
-    this.label = h("input", { type: "search", list: "label-names", placeholder: "Other pod label", "aria-label": "Pod label" });
+    this.label = h("input", {
+      type: "search",
+      list: "label-names",
+      placeholder: "Other pod label",
+      "aria-label": "Pod label",
+    });
     this.labelField = h("span", { class: "filter" }, this.label, this.names);
     this.about = h("p", { class: "about" });
     this.sums = h("dl", { class: "facts sums" });
@@ -64,14 +82,43 @@ export class Cost {
     this.chart = new CostChart(onAnswer);
     this.toPods = h("a", { class: "to-pods" }, "Show pods, the least used first");
     const ranges = h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ranges);
-    const head = h("div", { class: "table-head" }, ranges, this.bounds, this.ways, this.labelField, this.about, this.copy, this.csv);
-    this.element = h("div", { class: "cost" }, head, this.sums, this.message, this.chart.element, this.hardlyUsed.element, this.toPods, this.table.element, this.notes);
+    const head = h(
+      "div",
+      { class: "table-head" },
+      ranges,
+      this.bounds,
+      this.ways,
+      this.labelField,
+      this.about,
+      this.copy,
+      this.csv,
+    );
+    this.element = h(
+      "div",
+      { class: "cost" },
+      head,
+      this.sums,
+      this.message,
+      this.chart.element,
+      this.hardlyUsed.element,
+      this.toPods,
+      this.table.element,
+      this.notes,
+    );
     this.label.addEventListener("change", () => {
       const name = this.label.value.trim();
       location.hash = writeHash({ ...this.here, by: name ? `label:${name}` : "" });
     });
     for (const field of [this.from, this.to]) {
-      field.addEventListener("change", () => (location.hash = writeHash({ ...this.here, from: unixOf(this.from), to: unixOf(this.to) })));
+      field.addEventListener(
+        "change",
+        () =>
+          (location.hash = writeHash({
+            ...this.here,
+            from: unixOf(this.from),
+            to: unixOf(this.to),
+          })),
+      );
     }
   }
 
@@ -94,13 +141,21 @@ export class Cost {
     const { q, cluster, ns, order } = criteria;
     const bounds = isCustom ? { from: criteria.from, to: criteria.to } : { range };
     this.here = { view: "cost", ...bounds, by: criteria.by, q, cluster, ns, order };
-    this.showRanges(isMonth ? MONTH : isCustom ? "Custom" : range, isCustom ? criteria : { from: now - DAY_SECONDS, to: now });
+    this.showRanges(
+      isMonth ? MONTH : isCustom ? "Custom" : range,
+      isCustom ? criteria : { from: now - DAY_SECONDS, to: now },
+    );
     const start = isMonth ? monthStart(now) : criteria.from;
-    const time = isMonth || (isCustom && !criteria.to) ? `from=${start}` : new URLSearchParams(bounds);
+    const time =
+      isMonth || (isCustom && !criteria.to) ? `from=${start}` : new URLSearchParams(bounds);
     const url = `api/v1/range?${time}&by=${encodeURIComponent(by)}`;
     const isBackwards = isCustom && criteria.to && Number(criteria.from) >= Number(criteria.to);
     const isFuture = isCustom && Number(criteria.from) >= now;
-    const { state, data, message } = isBackwards ? BACKWARDS : isFuture ? FUTURE : this.question.want(url, EVERY_SECONDS);
+    const { state, data, message } = isBackwards
+      ? BACKWARDS
+      : isFuture
+        ? FUTURE
+        : this.question.want(url, EVERY_SECONDS);
     // With Prometheus, usage by label is slow, because there is no recording rule for it. So it is not the default.
     if (!isChosen && by === "namespace" && data?.labels && !data.source) {
       const team = TEAM_LABELS.find((name) => data.labels.includes(name));
@@ -122,19 +177,39 @@ export class Cost {
     const isEmpty = !rows.length;
     this.copy.hidden = this.csv.hidden = this.table.element.hidden = isEmpty;
     this.message.hidden = !isEmpty;
-    const none = isFiltered ? "Nothing matches the filter. Press Escape to clear it." : "There is no record in this range.";
+    const none = isFiltered
+      ? "Nothing matches the filter. Press Escape to clear it."
+      : "There is no record in this range.";
     setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
     const scope = isFiltered ? "Filtered rows" : ns ? "All namespaces" : "";
     setText(this.about, isEmpty ? "" : aboutText(data, scope));
-    place(this.sums, isEmpty ? [] : sumsText(isFiltered ? sumOf(rows) : (data.totals ?? {}), data.currency));
+    place(
+      this.sums,
+      isEmpty ? [] : sumsText(isFiltered ? sumOf(rows) : (data.totals ?? {}), data.currency),
+    );
     const limit = data?.in_memory ? [MEMORY] : isCluster && data && !data.source ? [LIMIT] : [];
     const example = data?.prices === "example" ? [EXAMPLE_PRICES] : [];
-    setText(this.notes, [...example, ...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "));
+    setText(
+      this.notes,
+      [...example, ...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "),
+    );
     const title = groups[by] ?? plain(by.slice("label:".length));
-    if (!isEmpty) this.table.show(rows, columnsOf(by, title, rows, data, this.here), order || "cost", (row) => nameOf(row, by));
-    const ranged = isMonth || !isCustom ? { range } : { from: criteria.from, ...(criteria.to ? { to: criteria.to } : {}) };
+    if (!isEmpty)
+      this.table.show(rows, columnsOf(by, title, rows, data, this.here), order || "cost", (row) =>
+        nameOf(row, by),
+      );
+    const ranged =
+      isMonth || !isCustom
+        ? { range }
+        : { from: criteria.from, ...(criteria.to ? { to: criteria.to } : {}) };
     if (isEmpty) this.chart.element.hidden = true;
-    else this.chart.show(ranged, by, (found) => matching(found, wanted), (row) => nameOf(row, by));
+    else
+      this.chart.show(
+        ranged,
+        by,
+        (found) => matching(found, wanted),
+        (row) => nameOf(row, by),
+      );
     this.hardlyUsed.show(isEmpty ? [] : rows, by, data);
     this.toPods.hidden = isEmpty || by === "pod" || by === "owner";
     setAttribute(this.toPods, "href", writeHash({ ...this.here, by: "pod", order: "-mean_use" }));
@@ -144,11 +219,15 @@ export class Cost {
     this.ranges.forEach((link) => {
       const name = link.textContent;
       const custom = { from: Math.floor(from), to: to && Math.floor(to), range: "" };
-      const bounds = name === "Custom" ? custom : { range: name === MONTH ? "month" : name, from: "", to: "" };
+      const bounds =
+        name === "Custom" ? custom : { range: name === MONTH ? "month" : name, from: "", to: "" };
       choose(link, { ...this.here, ...bounds }, name === chosen);
     });
     this.bounds.hidden = chosen !== "Custom";
-    for (const [field, unix] of [[this.from, from], [this.to, to]]) {
+    for (const [field, unix] of [
+      [this.from, from],
+      [this.to, to],
+    ]) {
       if (document.activeElement !== field) field.value = localText(unix);
     }
   }
@@ -159,14 +238,25 @@ export class Cost {
     const label = (name) => `label:${name}`;
     const chosen = by.startsWith("label:") ? [by.slice("label:".length)] : [];
     const names = [...new Set([...labels.slice(0, MOST_LABELS), ...chosen])];
-    const ways = [...Object.entries(groups), ...names.map((name) => [label(name), `Label ${plain(name)}`])];
+    const ways = [
+      ...Object.entries(groups),
+      ...names.map((name) => [label(name), `Label ${plain(name)}`]),
+    ];
     const written = JSON.stringify([ways, labels]);
     if (written !== this.written) {
       this.written = written;
-      place(this.ways, ways.map(([, title]) => h("a", {}, title)));
-      place(this.names, labels.map((name) => h("option", { value: name })));
+      place(
+        this.ways,
+        ways.map(([, title]) => h("a", {}, title)),
+      );
+      place(
+        this.names,
+        labels.map((name) => h("option", { value: name })),
+      );
     }
-    ways.forEach(([way], i) => choose(this.ways.children[i], { ...this.here, by: way }, way === by));
+    ways.forEach(([way], i) =>
+      choose(this.ways.children[i], { ...this.here, by: way }, way === by),
+    );
   }
 }
 
@@ -191,12 +281,30 @@ class HardlyUsed {
     const price = cost ? ` (${totalMoney(cost, data.currency)})` : "";
     const least = low.some(isPartlyKnown) ? "at least " : "";
     const who = `${plural(low.length, by === "owner" ? "owner" : low[0].pod ? "pod" : "holder")} used less than ${percent(LOW_USE)} of the allocated time`;
-    setText(this.about, `Hardly used: ${who}. ${least}${amount(hours)} GPU-hours${price} were wasted, idle time included.`);
-    place(this.list, low.slice(0, MOST_HARDLY_USED).map((row) => {
-      const name = h("a", { href: linkOf(row, by) }, h("bdi", {}, plain(nameOf(row))));
-      const cost = row.cost === undefined ? "" : `, ${isPartlyKnown(row) ? "\u2265\u202f" : ""}${money(costOf(row), data.currency)} wasted`;
-      return h("li", {}, name, h("span", {}, `held ${amount(row.allocated_hours)} GPU-hours at ${percent(row.mean_use)}${cost}`));
-    }));
+    setText(
+      this.about,
+      `Hardly used: ${who}. ${least}${amount(hours)} GPU-hours${price} were wasted, idle time included.`,
+    );
+    place(
+      this.list,
+      low.slice(0, MOST_HARDLY_USED).map((row) => {
+        const name = h("a", { href: linkOf(row, by) }, h("bdi", {}, plain(nameOf(row))));
+        const cost =
+          row.cost === undefined
+            ? ""
+            : `, ${isPartlyKnown(row) ? "\u2265\u202f" : ""}${money(costOf(row), data.currency)} wasted`;
+        return h(
+          "li",
+          {},
+          name,
+          h(
+            "span",
+            {},
+            `held ${amount(row.allocated_hours)} GPU-hours at ${percent(row.mean_use)}${cost}`,
+          ),
+        );
+      }),
+    );
   }
 }
 
@@ -232,9 +340,13 @@ function matching(rows, { q, cluster, ns }) {
   const words = wordsOf(q);
   return rows.filter((row) => {
     const text = `${nameOf(row)}\n${ownerText(row) ?? ""}`.toLowerCase();
-    const labels = Object.entries(row.labels ?? {}).map(([name, value]) => `${name}=${value}`.toLowerCase());
+    const labels = Object.entries(row.labels ?? {}).map(([name, value]) =>
+      `${name}=${value}`.toLowerCase(),
+    );
     const isMatch = (word) => text.includes(word) || labels.includes(word);
-    return (!cluster || row.cluster === cluster) && (!ns || row.namespace === ns) && words.every(isMatch);
+    return (
+      (!cluster || row.cluster === cluster) && (!ns || row.namespace === ns) && words.every(isMatch)
+    );
   });
 }
 
@@ -244,7 +356,16 @@ function sumOf(rows) {
     const known = of.filter((row) => row[name] !== undefined);
     return known.length ? known.reduce((total, row) => total + row[name], 0) : undefined;
   };
-  const names = ["gpu_hours", "allocated_hours", "used_hours", "idle_hours", "unknown_hours", "unpriced_hours", "unheld_hours", "cost"];
+  const names = [
+    "gpu_hours",
+    "allocated_hours",
+    "used_hours",
+    "idle_hours",
+    "unknown_hours",
+    "unpriced_hours",
+    "unheld_hours",
+    "cost",
+  ];
   const totals = Object.fromEntries(names.map((name) => [name, sum(name)]));
   const measured = totals.allocated_hours - (totals.unknown_hours ?? 0);
   const mean = measured > 0 ? totals.used_hours / measured : undefined;
@@ -259,7 +380,9 @@ function aboutText({ source, from, to, recorded_from: since }, scope) {
     span(since > from && since < to ? since : from, to),
     since > from && `records since ${moment(since)}`,
     source && `from ${source}`,
-  ].filter(Boolean).join(" \u00b7 ");
+  ]
+    .filter(Boolean)
+    .join(" \u00b7 ");
 }
 
 function sumsText(totals, currency) {
@@ -268,7 +391,8 @@ function sumsText(totals, currency) {
   const unallocated = totals.gpu_hours - held - unheld;
   const wasted = wasteOf(totals.waste?.cost);
   const hours = (title, number) => number >= 0.005 && fact(title, `${amount(number)} h`);
-  const cost = (title, number) => number !== undefined && fact(title, costText(number, totals, currency));
+  const cost = (title, number) =>
+    number !== undefined && fact(title, costText(number, totals, currency));
   return [
     cost("Cost", totals.cost),
     cost("Wasted", wasted.total),
@@ -302,7 +426,9 @@ export function nameOf(row, by) {
   if (row.hidden) return [row.cluster, "other namespaces"].filter(Boolean).join("/");
   const group = by === "namespace" ? "(no namespace)" : "(without this label)";
   const model = by === "model" ? row.model || "(no model)" : undefined;
-  const name = [row.namespace, podText(row) ?? ownerText(row), row.label, model].filter(Boolean).join("/");
+  const name = [row.namespace, podText(row) ?? ownerText(row), row.label, model]
+    .filter(Boolean)
+    .join("/");
   return [row.cluster, name || group].filter(Boolean).join("/");
 }
 
@@ -325,21 +451,49 @@ function useText(ratio) {
 function columnsOf(by, title, rows, { currency, source }, here) {
   // With Prometheus, the rows of pods have no labels.
   const label = by.slice("label:".length).replaceAll(/\W/g, "_"); // as exporters write it
-  const toPods = (row) => (row.label && !source ? writeHash({ ...here, by: "pod", q: `${label}=${row.label}` }) : undefined);
-  const number = (name, title, write, isWarm) => ({ name, title, hint: HINTS[name], value: (row) => row[name], write, isWarm });
-  const ofHeld = (column) => ({ ...column, value: (row) => (row.unallocated ? undefined : row[column.name]) });
-  const price = (name, title, isWarm) => number(name, title, (value, row) => costText(value, row, currency), isWarm);
-  const waste = (name, title, read, isWarm) => ({ ...price(name, title, isWarm), value: (row) => read(row.waste?.cost) });
+  const toPods = (row) =>
+    row.label && !source
+      ? writeHash({ ...here, by: "pod", q: `${label}=${row.label}` })
+      : undefined;
+  const number = (name, title, write, isWarm) => ({
+    name,
+    title,
+    hint: HINTS[name],
+    value: (row) => row[name],
+    write,
+    isWarm,
+  });
+  const ofHeld = (column) => ({
+    ...column,
+    value: (row) => (row.unallocated ? undefined : row[column.name]),
+  });
+  const price = (name, title, isWarm) =>
+    number(name, title, (value, row) => costText(value, row, currency), isWarm);
+  const waste = (name, title, read, isWarm) => ({
+    ...price(name, title, isWarm),
+    value: (row) => read(row.waste?.cost),
+  });
   const isSome = (value) => value >= 0.005; // less is shown as 0.00
   const tokens = tokenColumns((value) => money(value, currency), rows);
   const columns = [
-    { name: by, title, value: (row) => nameOf(row, by), link: (row) => linkOf(row, by) ?? toPods(row) },
+    {
+      name: by,
+      title,
+      value: (row) => nameOf(row, by),
+      link: (row) => linkOf(row, by) ?? toPods(row),
+    },
     price("cost", "Cost"),
     ...(by === "model" ? tokens : []),
     waste("wasted", "Wasted", (cost) => wasteOf(cost).total, isSome),
     { ...waste("idle_cost", "Idle cost", (cost) => wasteOf(cost).rounded.idle), isWide: true },
-    { ...waste("underused_cost", "Under-used cost", (cost) => wasteOf(cost).rounded.underused), isWide: true },
-    { ...waste("unallocated_cost", "Unallocated cost", (cost) => wasteOf(cost).rounded.unallocated), isWide: true },
+    {
+      ...waste("underused_cost", "Under-used cost", (cost) => wasteOf(cost).rounded.underused),
+      isWide: true,
+    },
+    {
+      ...waste("unallocated_cost", "Unallocated cost", (cost) => wasteOf(cost).rounded.unallocated),
+      isWide: true,
+    },
     number("mean_use", "Use\u00a0of what it\u00a0holds", useText, (ratio) => ratio < LOW_USE),
     ofHeld(number("allocated_hours", "Allocated,\u00a0h", amount)),
     ofHeld(number("used_hours", "Busy (weighted),\u00a0h", amount)),
@@ -348,7 +502,9 @@ function columnsOf(by, title, rows, { currency, source }, here) {
     number("waited_hours", "Waited,\u00a0h", amount),
     { name: "unknown_because", title: "Use unknown", value: (row) => row.unknown_because },
     number("energy_kwh", "Energy, kWh", amount),
-    ...(by === "model" ? [] : tokens.map((column) => ({ ...column, isDetail: column.name !== "per_million" }))),
+    ...(by === "model"
+      ? []
+      : tokens.map((column) => ({ ...column, isDetail: column.name !== "per_million" }))),
   ];
   return columns.filter((column) => rows.some((row) => column.value(row) !== undefined));
 }

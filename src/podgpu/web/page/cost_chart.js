@@ -25,15 +25,40 @@ export class CostChart {
     this.value = h("p", { class: "chart-value", "aria-live": "polite" });
     this.legend = h("ul", { class: "chart-legend" });
     this.top = h("span");
-    this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+    this.svg = svg("svg", {
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      preserveAspectRatio: "none",
+      "aria-hidden": "true",
+    });
     this.axis = h("div", { class: "axis", "aria-hidden": "true" });
-    const scale = h("div", { class: "chart-scale", "aria-hidden": "true" }, this.top, h("span", {}, "0"));
+    const scale = h(
+      "div",
+      { class: "chart-scale", "aria-hidden": "true" },
+      this.top,
+      h("span", {}, "0"),
+    );
     this.empty = h("span", { class: "cost-empty", "aria-hidden": "true" });
-    const body = h("div", { class: "chart-body" }, scale, h("div", { class: "cost-bars" }, this.svg, this.empty));
-    const keys = { tabindex: "0", role: "group", "aria-label": "Cost over time. Use the arrow keys to read one step." };
+    const body = h(
+      "div",
+      { class: "chart-body" },
+      scale,
+      h("div", { class: "cost-bars" }, this.svg, this.empty),
+    );
+    const keys = {
+      tabindex: "0",
+      role: "group",
+      "aria-label": "Cost over time. Use the arrow keys to read one step.",
+    };
     this.plot = h("div", { class: "plot chart", ...keys }, this.value, body, this.axis);
     this.budgets = h("ul", { class: "budgets", "aria-label": "Budgets of this month" });
-    this.element = h("section", { class: "costs" }, h("div", { class: "timeline-head" }, this.title, this.about), this.plot, this.legend, this.budgets);
+    this.element = h(
+      "section",
+      { class: "costs" },
+      h("div", { class: "timeline-head" }, this.title, this.about),
+      this.plot,
+      this.legend,
+      this.budgets,
+    );
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.read(undefined));
     this.plot.addEventListener("keydown", (event) => this.step(event));
@@ -49,7 +74,10 @@ export class CostChart {
   show(bounds, by, pick, nameOf) {
     const hours = hoursOf(bounds);
     const step = hours <= MOST_HOURS ? "hour" : "day";
-    const { state, data } = this.question.want(`api/v1/costs?${new URLSearchParams(bounds)}&by=${encodeURIComponent(by)}&step=${step}`, EVERY_SECONDS);
+    const { state, data } = this.question.want(
+      `api/v1/costs?${new URLSearchParams(bounds)}&by=${encodeURIComponent(by)}&step=${step}`,
+      EVERY_SECONDS,
+    );
     const isReady = state === "ready" && hours > 1;
     const rows = isReady ? pick(data.rows ?? []) : [];
     const written = JSON.stringify([data?.to, data?.by, rows.map(nameOf)]);
@@ -78,7 +106,10 @@ export class CostChart {
     }
     place(this.axis, ticks);
     place(this.legend, legendOf(bars));
-    place(this.budgets, bars.budgets.map((budget) => budgetItem(budget, bars.exact)));
+    place(
+      this.budgets,
+      bars.budgets.map((budget) => budgetItem(budget, bars.exact)),
+    );
     this.budgets.hidden = !bars.budgets.length;
     this.read(undefined);
   }
@@ -102,7 +133,8 @@ export class CostChart {
     const last = this.bars.steps - 1;
     if (!(event.key in moves || event.key === "Home" || event.key === "End")) return;
     event.preventDefault();
-    const next = event.key === "Home" ? 0 : event.key === "End" ? last : (this.at ?? last) + moves[event.key];
+    const next =
+      event.key === "Home" ? 0 : event.key === "End" ? last : (this.at ?? last) + moves[event.key];
     this.read(next);
   }
 
@@ -111,7 +143,9 @@ export class CostChart {
     const { bars } = this;
     this.at = at === undefined ? undefined : Math.min(bars.steps - 1, Math.max(0, at));
     setText(this.value, this.at === undefined ? "Point at a bar to read it" : bars.textAt(this.at));
-    [...this.svg.querySelectorAll(".cost-step")].forEach((group, i) => group.classList.toggle("is-read", i === this.at));
+    [...this.svg.querySelectorAll(".cost-step")].forEach((group, i) =>
+      group.classList.toggle("is-read", i === this.at),
+    );
   }
 }
 
@@ -122,7 +156,11 @@ export class SmallCosts {
     this.question = new Question(onAnswer);
     this.range = "14d";
     this.text = h("span");
-    this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+    this.svg = svg("svg", {
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      preserveAspectRatio: "none",
+      "aria-hidden": "true",
+    });
     this.meaning = h("span", { class: "small-meaning" });
     place(element, [this.text, this.svg, this.meaning]);
   }
@@ -135,7 +173,10 @@ export class SmallCosts {
 
   ask() {
     const step = this.range === "24h" ? "hour" : "day";
-    const { state, data } = this.question.want(`api/v1/costs?range=${this.range}&by=namespace&step=${step}`, SMALL_SECONDS);
+    const { state, data } = this.question.want(
+      `api/v1/costs?range=${this.range}&by=namespace&step=${step}`,
+      SMALL_SECONDS,
+    );
     this.isMissing = state === "missing"; // an older podgpu
     if (state !== "ready" || data === this.data) return;
     this.data = data;
@@ -156,10 +197,26 @@ export class SmallCosts {
     const steps = bars.steps - first;
     const length = plural(steps, bars.isDay ? "day" : "hour");
     setText(this.meaning, `bars: ${bars.isCost ? "cost" : "GPU-hours"}, line: use`);
-    setText(this.text, [`${bars.isCost ? "Cost" : "GPU-hours"}, last ${length}: ${bars.write(total)}`, use !== undefined && `${percent(use)} used of what is held`].filter(Boolean).join(" \u00b7 "));
+    setText(
+      this.text,
+      [
+        `${bars.isCost ? "Cost" : "GPU-hours"}, last ${length}: ${bars.write(total)}`,
+        use !== undefined && `${percent(use)} used of what is held`,
+      ]
+        .filter(Boolean)
+        .join(" \u00b7 "),
+    );
     const sums = bars.sums.slice(first);
     const sum = { values: sums, tint: "others" };
-    const shapes = shapesOf({ ...bars, steps, sums, complete: bars.complete.slice(first), lines: [sum], previous: [], limit: undefined });
+    const shapes = shapesOf({
+      ...bars,
+      steps,
+      sums,
+      complete: bars.complete.slice(first),
+      lines: [sum],
+      previous: [],
+      limit: undefined,
+    });
     place(this.svg, [...shapes, useLine((data.totals.steps?.mean_use ?? []).slice(first))]);
   }
 }
@@ -191,18 +248,32 @@ function hoursOf({ range, from, to }) {
 function barsOf(data, rows, nameOf) {
   const isCost = rows.some((row) => row.steps?.cost?.some(Number.isFinite));
   const name = isCost ? "cost" : "gpu_hours";
-  const write = isCost ? (value) => totalMoney(value, data.currency) : (value) => `${amount(value)} h`;
+  const write = isCost
+    ? (value) => totalMoney(value, data.currency)
+    : (value) => `${amount(value)} h`;
   const exact = isCost ? (value) => money(value, data.currency) : write;
-  const lines = rows.map((row, i) => ({ name: row.others ? "others" : nameOf(row), tint: tintOf(row, i), values: row.steps?.[name] ?? [], forecast: forecastText(row, data.currency) }));
+  const lines = rows.map((row, i) => ({
+    name: row.others ? "others" : nameOf(row),
+    tint: tintOf(row, i),
+    values: row.steps?.[name] ?? [],
+    forecast: forecastText(row, data.currency),
+  }));
   const totals = data.totals?.steps?.[name] ?? [];
   const isAll = rows.length === data.rows.length;
   const previous = isAll ? (data.previous?.totals?.steps?.[name] ?? []) : [];
   const sums = totals.map((total, i) => (Number.isFinite(total) ? sumAt(lines, i) : undefined));
   const isDay = data.step_seconds === DAY_SECONDS;
-  const budgets = isCost ? (data.budgets ?? []).filter((budget) => rows.some((row) => isOf(budget, row))) : [];
+  const budgets = isCost
+    ? (data.budgets ?? []).filter((budget) => rows.some((row) => isOf(budget, row)))
+    : [];
   // One line only if every row has a budget: otherwise the stack and the line are not comparable.
-  const isCovered = rows.every((row) => row.unallocated || budgets.some((budget) => isOf(budget, row)));
-  const limit = isDay && budgets.length && isCovered ? budgets.reduce((sum, budget) => sum + budget.per_month, 0) / daysOfMonth(data.to) : undefined;
+  const isCovered = rows.every(
+    (row) => row.unallocated || budgets.some((budget) => isOf(budget, row)),
+  );
+  const limit =
+    isDay && budgets.length && isCovered
+      ? budgets.reduce((sum, budget) => sum + budget.per_month, 0) / daysOfMonth(data.to)
+      : undefined;
   const most = Math.max(...[...sums, ...previous, limit].filter(Number.isFinite), 0) || 1;
   const timeText = (i) => {
     const at = data.from + i * data.step_seconds;
@@ -210,12 +281,30 @@ function barsOf(data, rows, nameOf) {
   };
   const textAt = (i) => {
     const partly = data.complete?.[i] || sums[i] === undefined ? "" : " (not complete)";
-    const parts = lines.filter(({ values }) => values[i] > 0).map((line) => `${line.name} ${exact(line.values[i])}`);
+    const parts = lines
+      .filter(({ values }) => values[i] > 0)
+      .map((line) => `${line.name} ${exact(line.values[i])}`);
     const total = sums[i] === undefined ? "no record" : `${exact(sums[i])}${partly}`;
     const before = Number.isFinite(previous[i]) ? `period before ${exact(previous[i])}` : "";
     return [`${timeText(i)}: ${total}`, ...parts, before].filter(Boolean).join(" \u00b7 ");
   };
-  return { isCost, isDay, isAll, write, exact, lines, sums, previous, budgets, limit, most, steps: totals.length, complete: data.complete ?? [], timeText, textAt };
+  return {
+    isCost,
+    isDay,
+    isAll,
+    write,
+    exact,
+    lines,
+    sums,
+    previous,
+    budgets,
+    limit,
+    most,
+    steps: totals.length,
+    complete: data.complete ?? [],
+    timeText,
+    textAt,
+  };
 }
 
 function isOf(budget, row) {
@@ -238,7 +327,14 @@ function budgetItem(budget, exact) {
   fill.style.width = `${100 * Math.min(1, budget.ratio)}%`;
   const text = `${exact(budget.cost)} of ${exact(budget.per_month)} this month (${percent(budget.ratio)})${forecast}`;
   const sign = isOver ? "over budget" : isAhead ? "forecast over budget" : "";
-  return h("li", { class: isOver || isAhead ? "is-over" : "" }, h("bdi", {}, plain(name)), h("span", { class: "budget-track", "aria-hidden": "true" }, fill), h("span", {}, text), sign && h("strong", {}, sign));
+  return h(
+    "li",
+    { class: isOver || isAhead ? "is-over" : "" },
+    h("bdi", {}, plain(name)),
+    h("span", { class: "budget-track", "aria-hidden": "true" }, fill),
+    h("span", {}, text),
+    sign && h("strong", {}, sign),
+  );
 }
 
 function tintOf(row, i) {
@@ -256,9 +352,21 @@ function shapesOf({ lines, sums, previous, limit, most, steps, complete }) {
   const groups = sums.map((sum, i) => {
     const from = (i + GAP / 2) * width;
     const until = (i + 1 - GAP / 2) * width;
-    const box = (low, high, kind) => svg("path", { class: kind, d: `M${from.toFixed(1)},${y(low).toFixed(2)}V${y(high).toFixed(2)}H${until.toFixed(1)}V${y(low).toFixed(2)}Z` });
+    const box = (low, high, kind) =>
+      svg("path", {
+        class: kind,
+        d: `M${from.toFixed(1)},${y(low).toFixed(2)}V${y(high).toFixed(2)}H${until.toFixed(1)}V${y(low).toFixed(2)}Z`,
+      });
     // Without a record, there is no bar: it would look like a cost.
-    if (sum === undefined) return svg("g", { class: "cost-step" }, svg("path", { class: "cost-gap", d: `M${from.toFixed(1)},${HEIGHT - 2}H${until.toFixed(1)}` }));
+    if (sum === undefined)
+      return svg(
+        "g",
+        { class: "cost-step" },
+        svg("path", {
+          class: "cost-gap",
+          d: `M${from.toFixed(1)},${HEIGHT - 2}H${until.toFixed(1)}`,
+        }),
+      );
     let low = 0;
     const parts = [];
     for (const { values, tint } of lines) {
@@ -274,7 +382,8 @@ function shapesOf({ lines, sums, previous, limit, most, steps, complete }) {
     line += `M${(i * width).toFixed(1)},${y(value).toFixed(2)}H${((i + 1) * width).toFixed(1)}`;
   });
   const shapes = [...groups, svg("path", { class: "cost-before", d: line })];
-  if (limit !== undefined) shapes.push(svg("path", { class: "cost-budget", d: `M0,${y(limit).toFixed(2)}H${WIDTH}` }));
+  if (limit !== undefined)
+    shapes.push(svg("path", { class: "cost-budget", d: `M0,${y(limit).toFixed(2)}H${WIDTH}` }));
   return shapes;
 }
 
@@ -287,7 +396,8 @@ function forecastText({ forecast, next_month: next }, currency) {
 
 // The table below shows the costs of the period. The steps of the chart may begin later.
 function legendOf({ lines, previous, limit, exact, sums, isDay, complete }) {
-  const entry = (tint, ...text) => h("li", {}, h("span", { class: `swatch cost-${tint}`, "aria-hidden": "true" }), ...text);
+  const entry = (tint, ...text) =>
+    h("li", {}, h("span", { class: `swatch cost-${tint}`, "aria-hidden": "true" }), ...text);
   const entries = lines.map(({ name, tint, forecast }) => {
     const meaning = tint === "free" ? "paid for, held by nobody" : "";
     const text = [meaning, forecast].filter(Boolean).join("; ");
@@ -295,7 +405,8 @@ function legendOf({ lines, previous, limit, exact, sums, isDay, complete }) {
   });
   if (previous.some(Number.isFinite)) entries.push(entry("before", "period before"));
   if (limit !== undefined) entries.push(entry("budget", `budget per day ${exact(limit)}`));
-  if (sums.some((sum, i) => sum !== undefined && !complete[i])) entries.push(h("li", {}, `pale: the ${isDay ? "day" : "hour"} is not complete`));
+  if (sums.some((sum, i) => sum !== undefined && !complete[i]))
+    entries.push(h("li", {}, `pale: the ${isDay ? "day" : "hour"} is not complete`));
   const missing = sums.filter((sum) => sum === undefined).length;
   if (missing) entries.push(entry("gap", `no record: ${plural(missing, isDay ? "day" : "hour")}`));
   return entries;
@@ -310,12 +421,19 @@ function aboutText(data, { isCost, isDay, isAll }) {
   const compared = previous?.compared;
   if (compared?.previous_cost > 0) {
     const change = compared.cost / compared.previous_cost - 1;
-    const words = Math.abs(change) < 0.005 ? "the same as" : `${percent(Math.abs(change))} ${change > 0 ? "more" : "less"} than`;
-    texts.push(`${words} in the period before (${price(compared.cost)}, before ${price(compared.previous_cost)}, in ${plural(compared.steps, isDay ? "complete day" : "complete hour")})`);
+    const words =
+      Math.abs(change) < 0.005
+        ? "the same as"
+        : `${percent(Math.abs(change))} ${change > 0 ? "more" : "less"} than`;
+    texts.push(
+      `${words} in the period before (${price(compared.cost)}, before ${price(compared.previous_cost)}, in ${plural(compared.steps, isDay ? "complete day" : "complete hour")})`,
+    );
   }
   if (forecast) {
     const last = DAY_TEXT.format(new Date((forecast.to - 1) * 1000));
-    texts.push(`forecast until ${last}: ${price(forecast.cost)} = ${price(forecast.cost_so_far)} so far this month + ${price(forecast.cost_per_day)} a day (mean of ${plural(forecast.days, "complete day")})`);
+    texts.push(
+      `forecast until ${last}: ${price(forecast.cost)} = ${price(forecast.cost_so_far)} so far this month + ${price(forecast.cost_per_day)} a day (mean of ${plural(forecast.days, "complete day")})`,
+    );
     if (forecast.next_month !== undefined) texts.push(`next month: ${price(forecast.next_month)}`);
   }
   return texts.join(" \u00b7 ");

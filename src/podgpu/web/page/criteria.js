@@ -29,13 +29,37 @@ export const SHOWS = [
 ];
 export const RANGES = ["1h", "6h", "24h", "7d", "30d"];
 const RANGE_HOURS = [1, 6, 24, 168, 720];
-export const NAMES = /** @type {const} */ (["q", "cluster", "ns", "node", "model", "state", "sort", "show"]);
+export const NAMES = /** @type {const} */ ([
+  "q",
+  "cluster",
+  "ns",
+  "node",
+  "model",
+  "state",
+  "sort",
+  "show",
+]);
 const FILTERS = ["q", "cluster", "ns", "node", "model", "state"];
-const OTHERS = /** @type {const} */ (["view", "pod", "job", "gpu", "by", "order", "range", "from", "to", "cost", "page"]);
+const OTHERS = /** @type {const} */ ([
+  "view",
+  "pod",
+  "job",
+  "gpu",
+  "by",
+  "order",
+  "range",
+  "from",
+  "to",
+  "cost",
+  "page",
+]);
 const PAGE_SIZE = 20; // nodes per page, if the server does not list all nodes
 const UNPAGED = { state: ["unknown", "unheld", "old"], sort: ["wasted"] }; // choices that Prometheus cannot compute
 
-const EARLIER = { namespaces: { view: "pods", by: "namespace" }, waste: { view: "cost", order: "wasted" } }; // views of version 0.2
+const EARLIER = {
+  namespaces: { view: "pods", by: "namespace" },
+  waste: { view: "cost", order: "wasted" },
+}; // views of version 0.2
 
 export const VIEWS = ["pods", "nodes", "cost", "savings", "queue", "events"];
 const WAYS = { events: ["problems", "pods", "idle"], savings: ["stop", "shrink", "share", "pack"] };
@@ -45,8 +69,19 @@ const CHOICES = {
   state: () => STATES.map(([name]) => name),
   sort: () => SORTS.map(([name]) => name),
   show: () => SHOWS.map(([name]) => name),
-  by: ({ view }) => WAYS[view] ?? ["pod", ...(view === "pods" ? ["job"] : []), "owner", "namespace", ...(view === "cost" ? ["model"] : [])],
-  range: ({ view, pod }) => [...RANGES, ...(view === "cost" ? ["month"] : []), ...(pod ? ["whole run"] : [])],
+  by: ({ view }) =>
+    WAYS[view] ?? [
+      "pod",
+      ...(view === "pods" ? ["job"] : []),
+      "owner",
+      "namespace",
+      ...(view === "cost" ? ["model"] : []),
+    ],
+  range: ({ view, pod }) => [
+    ...RANGES,
+    ...(view === "cost" ? ["month"] : []),
+    ...(pod ? ["whole run"] : []),
+  ],
 };
 
 let unknown = []; // names in the address that are not known
@@ -63,7 +98,8 @@ export function pastTime() {
 
 export function readHash(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
-  for (const [name, value] of Object.entries(EARLIER[given.get("view")] ?? {})) given.set(name, value);
+  for (const [name, value] of Object.entries(EARLIER[given.get("view")] ?? {}))
+    given.set(name, value);
   time = given.get("at") ?? "";
   const names = /** @type {string[]} */ ([...OTHERS, ...NAMES]);
   unknown = [...new Set(given.keys())].filter((name) => name !== "at" && !names.includes(name));
@@ -78,9 +114,11 @@ export function wrongText(criteria) {
     const value = criteria[name];
     const choices = choicesOf(criteria).filter(Boolean);
     const isLabel = name === "by" && value.startsWith("label:");
-    if (value && !isLabel && !choices.includes(value)) wrong.push(`${name}=${plain(value)} is not one of ${choices.join(", ")}`);
+    if (value && !isLabel && !choices.includes(value))
+      wrong.push(`${name}=${plain(value)} is not one of ${choices.join(", ")}`);
   }
-  if (criteria.job && jobOf(criteria.job).name === "") wrong.push(`job=${plain(criteria.job)} is not KIND/NAMESPACE/NAME`);
+  if (criteria.job && jobOf(criteria.job).name === "")
+    wrong.push(`job=${plain(criteria.job)} is not KIND/NAMESPACE/NAME`);
   return wrong.length ? `A part of this link is ignored: ${wrong.join("; ")}.` : "";
 }
 
@@ -118,7 +156,9 @@ export function pagePath(criteria) {
     given.owner = `${kind}/${name}`;
   }
   if (criteria.pod || criteria.job) given.cluster = cluster;
-  else if (!gpu) for (const name of [...FILTERS, "sort"]) given[name] = UNPAGED[name]?.includes(criteria[name]) ? "" : criteria[name];
+  else if (!gpu)
+    for (const name of [...FILTERS, "sort"])
+      given[name] = UNPAGED[name]?.includes(criteria[name]) ? "" : criteria[name];
   const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
   query.set("page", gpu || criteria.pod || criteria.job ? "1" : String(pageOf(criteria)));
   return `api/v1/view?${query}`;
@@ -131,7 +171,10 @@ export function pageOf({ page }) {
 // Returns the links to the previous and the next page; undefined if there is none.
 export function neighbours(criteria, found) {
   const page = pageOf(criteria);
-  const link = (number) => (number > 0 && (number - 1) * PAGE_SIZE < found ? writeHash({ ...criteria, page: number > 1 ? String(number) : "" }) : undefined);
+  const link = (number) =>
+    number > 0 && (number - 1) * PAGE_SIZE < found
+      ? writeHash({ ...criteria, page: number > 1 ? String(number) : "" })
+      : undefined;
   return [link(page - 1), link(page + 1)];
 }
 
@@ -142,7 +185,11 @@ export function podHash(namespace, pod, cluster, range) {
 // Returns the link to the page of a holder's owner.
 export function jobHash({ namespace, owner, cluster }, range) {
   const at = owner.indexOf("/");
-  return writeHash({ job: `${owner.slice(0, at)}/${namespace}/${owner.slice(at + 1)}`, cluster, range });
+  return writeHash({
+    job: `${owner.slice(0, at)}/${namespace}/${owner.slice(at + 1)}`,
+    cluster,
+    range,
+  });
 }
 
 // Splits KIND/NAMESPACE/NAME. The name is empty if the text is something else.
@@ -176,7 +223,14 @@ export function pastRange(now) {
 
 // Returns a text that identifies the current view, without its filters.
 export function placeOf({ view, pod, job, gpu, node, cluster }) {
-  return writeHash({ view, pod, job, gpu, node: view === "nodes" ? node : "", cluster: pod || job ? cluster : "" });
+  return writeHash({
+    view,
+    pod,
+    job,
+    gpu,
+    node: view === "nodes" ? node : "",
+    cluster: pod || job ? cluster : "",
+  });
 }
 
 // True for the list of GPUs, false for the other views.
@@ -228,7 +282,8 @@ export function sorted(devices, sort) {
 
 const RANKS = {
   broken: (device) => ({ broken: 2, warning: 1 })[device.severity] ?? 0,
-  idle: (device) => (device.isIdle ? (device.idleSince === undefined ? -1e11 : -device.idleSince) : -1e12),
+  idle: (device) =>
+    device.isIdle ? (device.idleSince === undefined ? -1e11 : -device.idleSince) : -1e12,
   wasted: (device) => device.wasted ?? -1,
   utilization: (device) => device.utilization ?? -1,
   memory: (device) => (device.memoryUsed ?? -1) / (device.memoryTotal || 1),
@@ -246,7 +301,9 @@ export function groupedByNode(devices) {
 
 // Returns the devices of a pod. Without `cluster`, prefers the cluster that has no name.
 export function podDevices(devices, namespace, pod, cluster) {
-  const held = ofCluster(devices, cluster).filter((device) => device.holders.some((h) => h.pod === pod && h.namespace === namespace));
+  const held = ofCluster(devices, cluster).filter((device) =>
+    device.holders.some((h) => h.pod === pod && h.namespace === namespace),
+  );
   const unnamed = held.filter((device) => !device.cluster);
   return unnamed.length ? unnamed : held;
 }

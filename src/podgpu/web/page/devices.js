@@ -7,7 +7,9 @@ const BUCKETS = 5;
 const LEAST_WORK = 256 * 1024 ** 2; // bytes; less than a CUDA context needs, but more than the driver itself uses
 
 export function devicesOf(picture, now) {
-  const devices = (picture.nodes ?? []).flatMap((node) => (node.gpus ?? []).map((gpu) => deviceOf(gpu, node, picture, now)));
+  const devices = (picture.nodes ?? []).flatMap((node) =>
+    (node.gpus ?? []).map((gpu) => deviceOf(gpu, node, picture, now)),
+  );
   nameContainers(devices.flatMap((device) => [...device.holders, ...device.lastHolders]));
   return devices;
 }
@@ -18,9 +20,14 @@ function nameContainers(holders) {
   const keyOf = (holder) => `${holder.cluster}/${holder.name}`;
   for (const holder of holders) {
     const key = keyOf(holder);
-    only.set(key, only.has(key) && only.get(key) !== holder.container ? undefined : holder.container);
+    only.set(
+      key,
+      only.has(key) && only.get(key) !== holder.container ? undefined : holder.container,
+    );
   }
-  for (const holder of holders) holder.shownContainer = holder.pod && only.get(keyOf(holder)) !== undefined ? "" : holder.container;
+  for (const holder of holders)
+    holder.shownContainer =
+      holder.pod && only.get(keyOf(holder)) !== undefined ? "" : holder.container;
 }
 
 function deviceOf(gpu, node, picture, now) {
@@ -88,7 +95,9 @@ function mayWork(device) {
 function kubernetesText(gpu) {
   const own = gpu.kubernetes_health;
   const parts = (gpu.instances ?? []).filter((instance) => instance.kubernetes_health);
-  return [own, ...parts.map((instance) => `instance ${instance.id} ${instance.kubernetes_health}`)].filter(Boolean).join(", ");
+  return [own, ...parts.map((instance) => `instance ${instance.id} ${instance.kubernetes_health}`)]
+    .filter(Boolean)
+    .join(", ");
 }
 
 function partOf(instance) {
@@ -142,7 +151,12 @@ function holdersOf(of, part) {
 // Returns a holder that used the GPU while another one waited.
 function runnerOf(part) {
   const isNamed = part.pod || part.job || part.uid || part.container_id || part.user;
-  return { ratio: part.ratio ?? 0, seconds: part.seconds ?? 0, name: isNamed ? nameOf(part) : "processes outside pods", container: part.container ?? "" };
+  return {
+    ratio: part.ratio ?? 0,
+    seconds: part.seconds ?? 0,
+    name: isNamed ? nameOf(part) : "processes outside pods",
+    container: part.container ?? "",
+  };
 }
 
 // Rounds the utilisation of several holders to whole per cents. Their sum does not exceed the rounded `whole`.
@@ -150,7 +164,9 @@ function roundWithin(holders, whole) {
   const shown = holders.filter((holder) => holder.utilization >= 0.01); // less is shown as "<1 %"
   if (shown.length < 2 || whole === undefined) return;
   const rounding = (holder) => Math.round(holder.utilization * 100) - holder.utilization * 100;
-  let excess = shown.reduce((sum, holder) => sum + Math.round(holder.utilization * 100), 0) - Math.round(whole * 100);
+  let excess =
+    shown.reduce((sum, holder) => sum + Math.round(holder.utilization * 100), 0) -
+    Math.round(whole * 100);
   for (const holder of shown.sort((a, b) => rounding(b) - rounding(a))) {
     const lower = excess > 0 && rounding(holder) > 0;
     if (lower) excess -= 1;
@@ -197,7 +213,9 @@ export function commandsOf(holder) {
 // Returns since when all holders are idle; undefined if unknown.
 function idleSince(holders) {
   const since = holders.map((holder) => holder.idleSince);
-  return since.includes(undefined) ? undefined : since.reduce((latest, at) => Math.max(latest, at), 0);
+  return since.includes(undefined)
+    ? undefined
+    : since.reduce((latest, at) => Math.max(latest, at), 0);
 }
 
 // Returns true if the GPU has been idle for less than --idle-after. It is not highlighted yet.
@@ -232,7 +250,8 @@ export function textOf(device) {
 function haystack(device) {
   const words = [device.node, device.model, device.uuid, device.name];
   for (const part of device.parts) words.push(part.profile);
-  for (const holder of device.holders) words.push(`${holder.name}/${holder.container}`, holder.owner, commandsOf(holder));
+  for (const holder of device.holders)
+    words.push(`${holder.name}/${holder.container}`, holder.owner, commandsOf(holder));
   for (const holder of device.lastHolders) words.push(`${holder.name}/${holder.container}`);
   for (const condition of device.conditions) words.push(condition.name, condition.says);
   return words.join("\n").toLowerCase();

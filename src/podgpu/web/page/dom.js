@@ -18,7 +18,8 @@ export function svg(tag, attributes = {}, ...children) {
 
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+    if (value !== undefined && value !== false)
+      element.setAttribute(name, value === true ? "" : value);
   }
   for (const child of children) {
     if (child !== undefined && child !== null) element.append(child);
@@ -55,7 +56,9 @@ export function place(parent, children) {
 
 // Returns the text with its `commands` as code.
 export function coded(text) {
-  return plain(text).split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+  return plain(text)
+    .split("`")
+    .map((part, i) => (i % 2 ? h("code", {}, part) : part));
 }
 
 /** @returns {any} an element of index.html; the compiler does not know its type */

@@ -2,7 +2,16 @@
 
 import { noneText, Question } from "./ask.js";
 import { conditionTitle, severityOf } from "./conditions.js";
-import { gpuHash, nodeHash, pastTime, podHash, rangeFor, RANGES as ALL_RANGES, wordsOf, writeHash } from "./criteria.js";
+import {
+  gpuHash,
+  nodeHash,
+  pastTime,
+  podHash,
+  rangeFor,
+  RANGES as ALL_RANGES,
+  wordsOf,
+  writeHash,
+} from "./criteria.js";
 import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { duration, moment, plural } from "./format.js";
 
@@ -30,7 +39,13 @@ export class Events {
     this.message = h("p", { class: "message" });
     this.list = new EventRows(true);
     const tabs = (label, links) => h("nav", { class: "tabs", "aria-label": label }, ...links);
-    const head = h("div", { class: "table-head" }, tabs("Range", this.ranges), tabs("Kind", this.kinds), this.about);
+    const head = h(
+      "div",
+      { class: "table-head" },
+      tabs("Range", this.ranges),
+      tabs("Kind", this.kinds),
+      this.about,
+    );
     this.element = h("div", { class: "events" }, head, this.message, this.list.element);
   }
 
@@ -45,9 +60,14 @@ export class Events {
     const kind = criteria.by in KINDS ? criteria.by : "";
     this.linkTabs(criteria, range, kind);
 
-    const { state, data, message } = this.question.want(`api/v1/events?range=${range}${aroundQuery()}`, EVERY_SECONDS);
+    const { state, data, message } = this.question.want(
+      `api/v1/events?range=${range}${aroundQuery()}`,
+      EVERY_SECONDS,
+    );
     const words = wordsOf(criteria.q);
-    const events = (data?.events ?? []).filter((event) => isOfKind(event, kind) && isMatch(event, words, criteria.ns));
+    const events = (data?.events ?? []).filter(
+      (event) => isOfKind(event, kind) && isMatch(event, words, criteria.ns),
+    );
     this.message.hidden = events.length > 0;
     this.list.element.hidden = !events.length;
     const isFiltered = criteria.q || criteria.ns || kind;
@@ -59,8 +79,12 @@ export class Events {
 
   linkTabs(criteria, range, kind) {
     const here = { view: "events", q: criteria.q, ns: criteria.ns, range, by: kind };
-    RANGES.forEach((other, i) => markTab(this.ranges[i], { ...here, range: other }, other === range));
-    Object.keys(KINDS).forEach((other, i) => markTab(this.kinds[i], { ...here, by: other }, other === kind));
+    RANGES.forEach((other, i) =>
+      markTab(this.ranges[i], { ...here, range: other }, other === range),
+    );
+    Object.keys(KINDS).forEach((other, i) =>
+      markTab(this.kinds[i], { ...here, by: other }, other === kind),
+    );
   }
 }
 
@@ -79,11 +103,17 @@ export class OwnEvents {
 
   // `selector`: query that selects a GPU, pod or node, such as gpu=UUID.
   show(selector, range) {
-    const { state, data, message } = this.question.want(`api/v1/events?range=${range}&${selector}`, EVERY_SECONDS);
+    const { state, data, message } = this.question.want(
+      `api/v1/events?range=${range}&${selector}`,
+      EVERY_SECONDS,
+    );
     const events = data?.events ?? [];
     this.element.hidden = state === "missing";
     this.about.hidden = events.length > 0;
-    setText(this.about, state === "ready" ? "Nothing happened in this time." : noneText(state, message, MISSING));
+    setText(
+      this.about,
+      state === "ready" ? "Nothing happened in this time." : noneText(state, message, MISSING),
+    );
     this.list.show(events);
   }
 }
@@ -102,18 +132,43 @@ export class EventRows {
     const shown = JSON.stringify([events, ages, ranges, pastTime()]);
     if (this.shown === shown) return;
     this.shown = shown;
-    place(this.element, [...new Set(ages)].flatMap((age) => {
-      const rows = events.flatMap((event, i) => (ages[i] === age ? [this.row(event, ranges[i])] : []));
-      return [age && h("h2", {}, age), h("ul", { class: "marks" }, ...rows)].filter(Boolean);
-    }));
+    place(
+      this.element,
+      [...new Set(ages)].flatMap((age) => {
+        const rows = events.flatMap((event, i) =>
+          ages[i] === age ? [this.row(event, ranges[i])] : [],
+        );
+        return [age && h("h2", {}, age), h("ul", { class: "marks" }, ...rows)].filter(Boolean);
+      }),
+    );
   }
 
   row(event, range) {
-    const when = h("time", { class: "mark-when", datetime: new Date(event.at * 1000).toISOString?.() }, moment(event.at));
-    const badge = h("span", { class: `badge badge-${badgeOf(event)}` }, TITLES[event.kind] ?? conditionTitle(event.kind));
+    const when = h(
+      "time",
+      { class: "mark-when", datetime: new Date(event.at * 1000).toISOString?.() },
+      moment(event.at),
+    );
+    const badge = h(
+      "span",
+      { class: `badge badge-${badgeOf(event)}` },
+      TITLES[event.kind] ?? conditionTitle(event.kind),
+    );
     const links = this.isFull ? linksOf(event, range) : [];
-    const then = h("a", { href: writeHash({}, String(event.at)), title: "Show all GPUs at this time" }, "GPUs then");
-    return h("li", {}, when, badge, h("span", { class: "mark-says" }, textOf(event)), ...links, then);
+    const then = h(
+      "a",
+      { href: writeHash({}, String(event.at)), title: "Show all GPUs at this time" },
+      "GPUs then",
+    );
+    return h(
+      "li",
+      {},
+      when,
+      badge,
+      h("span", { class: "mark-says" }, textOf(event)),
+      ...links,
+      then,
+    );
   }
 }
 
@@ -157,8 +212,13 @@ function isOfKind({ kind }, wanted) {
 }
 
 function isMatch(event, words, namespace) {
-  const text = [event.text, event.kind, event.node, event.uuid, event.namespace, event.pod].filter(Boolean).join("\n").toLowerCase();
-  return (!namespace || event.namespace === namespace) && words.every((word) => text.includes(word));
+  const text = [event.text, event.kind, event.node, event.uuid, event.namespace, event.pod]
+    .filter(Boolean)
+    .join("\n")
+    .toLowerCase();
+  return (
+    (!namespace || event.namespace === namespace) && words.every((word) => text.includes(word))
+  );
 }
 
 // The pages open with a range that contains the event. The shortest range is their default.

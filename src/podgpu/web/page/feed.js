@@ -60,7 +60,8 @@ export class Feed {
     this.asking = false;
     this.onTurn();
     const isDone = this.picture?.at !== undefined || this.isRejected; // the past does not change
-    if (!document.hidden && (url !== this.url || !isDone)) this.timer = setTimeout(() => this.turn(), url === this.url ? this.pause * 1000 : 0);
+    if (!document.hidden && (url !== this.url || !isDone))
+      this.timer = setTimeout(() => this.turn(), url === this.url ? this.pause * 1000 : 0);
   }
 
   get pause() {
@@ -70,7 +71,11 @@ export class Feed {
 
   answer() {
     const headers = this.etag ? { "If-None-Match": this.etag } : {};
-    return fetch(this.url, { headers, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_SECONDS * 1000) });
+    return fetch(this.url, {
+      headers,
+      cache: "no-store",
+      signal: AbortSignal.timeout(PATIENCE_SECONDS * 1000),
+    });
   }
 
   // Returns the picture if it is new, or if the last attempt to show it failed.
@@ -84,10 +89,13 @@ export class Feed {
       this.facts = facts;
       this.isRejected = response.status === 400; // the request is wrong, so it is not repeated
       if (this.isRejected) throw new Refused(plain(error ?? "The server rejects this request"));
-      throw new Refused(`${typeof error === "string" ? plain(error) : `The server responds with ${response.status}`}, trying again`);
+      throw new Refused(
+        `${typeof error === "string" ? plain(error) : `The server responds with ${response.status}`}, trying again`,
+      );
     }
     const picture = await response.json();
-    if (picture.api !== "podgpu/v1") throw new Refused("The response is not from podgpu, trying again");
+    if (picture.api !== "podgpu/v1")
+      throw new Refused("The response is not from podgpu, trying again");
     this.picture = picture;
     this.etag = response.headers.get("ETag") ?? "";
     return picture;

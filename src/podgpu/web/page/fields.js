@@ -50,8 +50,20 @@ const NAMES = {
   PROF_NVLINK_RX_BYTES: "NVLink traffic received",
 };
 // Fields of the groups at the top. Fields of HEALTH are shown only if they are not 0, because 0 means no problem.
-export const NOW = { PROF_PIPE_TENSOR_ACTIVE: "Tensor cores", SM_CLOCK: "SM clock", CLOCKS_EVENT_REASONS: "Clocks limited by", FAN_SPEED: "Fan" };
-export const MEMORY = { PROF_DRAM_ACTIVE: "Interface active", MEM_COPY_UTIL: "Bandwidth used", FB_FREE: "Free", FB_RESERVED: "Reserved", MEMORY_TEMP: "Temperature", MEM_CLOCK: "Clock" };
+export const NOW = {
+  PROF_PIPE_TENSOR_ACTIVE: "Tensor cores",
+  SM_CLOCK: "SM clock",
+  CLOCKS_EVENT_REASONS: "Clocks limited by",
+  FAN_SPEED: "Fan",
+};
+export const MEMORY = {
+  PROF_DRAM_ACTIVE: "Interface active",
+  MEM_COPY_UTIL: "Bandwidth used",
+  FB_FREE: "Free",
+  FB_RESERVED: "Reserved",
+  MEMORY_TEMP: "Temperature",
+  MEM_CLOCK: "Clock",
+};
 export const HEALTH = {
   ECC_DBE_VOL_TOTAL: "Uncorrectable errors",
   ECC_SBE_VOL_TOTAL: "Corrected errors",
@@ -64,7 +76,14 @@ export const HEALTH = {
   THERMAL_VIOLATION: "Thermal throttling",
   POWER_VIOLATION: "Power throttling",
 };
-export const IDENTITY = { PCI_BUSID: "PCI bus ID", SERIAL: "Serial number", DRIVER_VERSION: "Driver", CUDA_COMPUTE_CAPABILITY: "Compute capability", VBIOS_VERSION: "VBIOS", MIG_MODE: "MIG" };
+export const IDENTITY = {
+  PCI_BUSID: "PCI bus ID",
+  SERIAL: "Serial number",
+  DRIVER_VERSION: "Driver",
+  CUDA_COMPUTE_CAPABILITY: "Compute capability",
+  VBIOS_VERSION: "VBIOS",
+  MIG_MODE: "MIG",
+};
 
 function shortName(name) {
   return name.replace(/^DCGM_FI_(DEV_)?/, "");
@@ -72,7 +91,11 @@ function shortName(name) {
 
 // Returns [title, text] for each field of `group` that the server has.
 export function groupFacts(fields, group, isWanted = (_field) => true) {
-  const known = new Map(fields.filter((field) => typeof field?.name === "string").map((field) => [shortName(field.name), field]));
+  const known = new Map(
+    fields
+      .filter((field) => typeof field?.name === "string")
+      .map((field) => [shortName(field.name), field]),
+  );
   return Object.entries(group)
     .filter(([name]) => known.has(name) && isWanted(known.get(name)))
     .map(([name, title]) => [title, valueText(known.get(name))]);
@@ -88,7 +111,9 @@ export function fieldSections(fields) {
   for (const field of fields) {
     if (typeof field?.name === "string") groups.get(groupOf(field.name)).push(field);
   }
-  return [...groups].filter(([, members]) => members.length).map(([name, members]) => section(name, members));
+  return [...groups]
+    .filter(([, members]) => members.length)
+    .map(([name, members]) => section(name, members));
 }
 
 function groupOf(name) {
@@ -97,7 +122,9 @@ function groupOf(name) {
 
 function section(name, fields) {
   const rows = fields.map((field) => {
-    const source = field.source ? h("span", { class: "field-source" }, plain(field.source)) : undefined;
+    const source = field.source
+      ? h("span", { class: "field-source" }, plain(field.source))
+      : undefined;
     const title = h("dt", {}, wordsOf(field), h("code", {}, plain(field.name)));
     return h("div", { class: "field" }, title, h("dd", {}, h("bdi", {}, valueText(field)), source));
   });
@@ -130,8 +157,11 @@ function wordsOf({ name, help }) {
 }
 
 function longName(workload) {
-  const isNamed = workload.pod || workload.job || workload.uid || workload.container_id || workload.user;
-  return isNamed ? [nameOf(workload), workload.container].filter(Boolean).join("/") : "a process outside pods";
+  const isNamed =
+    workload.pod || workload.job || workload.uid || workload.container_id || workload.user;
+  return isNamed
+    ? [nameOf(workload), workload.container].filter(Boolean).join("/")
+    : "a process outside pods";
 }
 
 // "caused by research/train-0/main (python3, pid 4711), 3 times; beside serving/chat-0/main"
@@ -150,16 +180,32 @@ export function xidRows(xids) {
     const times = error.total > 1 ? `${NUMBER.format(error.total)} times` : "";
     const more = [error.class, times].filter(Boolean).join(", ");
     const kind = more ? h("span", { class: "field-source" }, plain(more)) : undefined;
-    const when = error.at === undefined ? undefined : h("span", { class: "mark-when" }, moment(error.at));
-    const says = h("span", { class: "mark-says" }, plain(error.says ?? ""), ...(error.culprits ?? []).map(culpritLine));
+    const when =
+      error.at === undefined ? undefined : h("span", { class: "mark-when" }, moment(error.at));
+    const says = h(
+      "span",
+      { class: "mark-says" },
+      plain(error.says ?? ""),
+      ...(error.culprits ?? []).map(culpritLine),
+    );
     return h("li", {}, when, badge, says, kind);
   });
 }
 
 export function sourceRows(sources) {
   return sources.map((source) => {
-    const badge = h("span", { class: `badge badge-${source.ok ? "good" : "broken"}` }, source.ok ? "answers" : "fails");
+    const badge = h(
+      "span",
+      { class: `badge badge-${source.ok ? "good" : "broken"}` },
+      source.ok ? "answers" : "fails",
+    );
     const why = source.ok ? "" : plain(source.message || source.error || "");
-    return h("li", {}, badge, h("bdi", {}, plain(source.source ?? "")), h("span", { class: "mark-says" }, why));
+    return h(
+      "li",
+      {},
+      badge,
+      h("bdi", {}, plain(source.source ?? "")),
+      h("span", { class: "mark-says" }, why),
+    );
   });
 }

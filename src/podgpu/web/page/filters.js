@@ -3,7 +3,12 @@
 import { choicesOf, isFiltered, NAMES, SHOWS } from "./criteria.js";
 import { byId, h, place, plain, setText } from "./dom.js";
 
-const ALL = { cluster: "All clusters", ns: "All namespaces", node: "All nodes", model: "All models" };
+const ALL = {
+  cluster: "All clusters",
+  ns: "All namespaces",
+  node: "All nodes",
+  model: "All models",
+};
 
 export class Filters {
   // `onChange` is called with the changes as {name: value}, and whether the user is still typing.
@@ -22,7 +27,9 @@ export class Filters {
       target.setAttribute("aria-expanded", open);
       setText(target, open ? "Less" : "More");
     });
-    byId("clear").addEventListener("click", () => onChange({ q: "", cluster: "", ns: "", node: "", model: "", state: "" }));
+    byId("clear").addEventListener("click", () =>
+      onChange({ q: "", cluster: "", ns: "", node: "", model: "", state: "" }),
+    );
   }
 
   offer(name, choices) {
@@ -31,7 +38,10 @@ export class Filters {
     this.offered[name] = written;
     const select = this.form.elements[name];
     const chosen = select.value;
-    place(select, choices.map(([value, text]) => h("option", { value }, plain(text))));
+    place(
+      select,
+      choices.map(([value, text]) => h("option", { value }, plain(text))),
+    );
     select.value = chosen;
   }
 
@@ -46,7 +56,9 @@ export class Filters {
       for (const holder of device.holders) if (holder.namespace) namespaces.add(holder.namespace);
     }
     const nodes = (picture.nodes ?? []).map((node) => node.name);
-    const clusters = new Set([...(picture.nodes ?? []), ...all].map((one) => one.cluster ?? "").filter(Boolean));
+    const clusters = new Set(
+      [...(picture.nodes ?? []), ...all].map((one) => one.cluster ?? "").filter(Boolean),
+    );
     this.form.elements.cluster.closest("label").hidden = !clusters.size;
     this.offer("cluster", choices("cluster", clusters, criteria));
     this.offer("ns", choices("ns", namespaces, criteria));
@@ -55,7 +67,10 @@ export class Filters {
     this.form.elements.ns.closest("label").hidden = !namespaces.size && !criteria.ns;
     this.form.elements.node.closest("label").hidden = nodes.length < 2 && !criteria.node;
     this.form.elements.model.closest("label").hidden = models.size < 2 && !criteria.model;
-    const priced = devices.some((device) => device.price !== undefined || device.holders.some((holder) => holder.cost !== undefined));
+    const priced = devices.some(
+      (device) =>
+        device.price !== undefined || device.holders.some((holder) => holder.cost !== undefined),
+    );
     this.form.elements.cost.closest("label").hidden = !priced;
   }
 

@@ -17,10 +17,23 @@ const PARTS = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
 const TENTHS = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const THREE = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
-const TIME = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const SECOND = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const TIME = new Intl.DateTimeFormat(undefined, {
+  hour: "2-digit",
+  minute: "2-digit",
+  hourCycle: "h23",
+});
+const SECOND = new Intl.DateTimeFormat(undefined, {
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  hourCycle: "h23",
+});
 const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
-const DATE = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", year: "numeric" });
+const DATE = new Intl.DateTimeFormat(undefined, {
+  day: "numeric",
+  month: "short",
+  year: "numeric",
+});
 
 export function count(number) {
   return number === undefined ? UNKNOWN : WHOLE.format(number);
@@ -55,7 +68,9 @@ export function memoryOf(used, total) {
 export function watts(power) {
   if (power === undefined) return UNKNOWN;
   if (power < 999.5) return `${Math.round(power)}${FIXED}W`;
-  return power < 999_500 ? `${THREE.format(power / 1e3)}${FIXED}kW` : `${THREE.format(power / 1e6)}${FIXED}MW`;
+  return power < 999_500
+    ? `${THREE.format(power / 1e3)}${FIXED}kW`
+    : `${THREE.format(power / 1e6)}${FIXED}MW`;
 }
 
 export function celsius(temperature) {
@@ -93,7 +108,9 @@ function day(at) {
 
 // Replaces the UTC times in a message of the server by local ones.
 export function localTimes(text) {
-  return text.replace(/\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, (time) => moment(Date.parse(time) / 1000));
+  return text.replace(/\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, (time) =>
+    moment(Date.parse(time) / 1000),
+  );
 }
 
 // Formats the bounds of a range, with their dates: Nov 16 10:00 to Nov 17 10:40 (24.7 h).
@@ -120,7 +137,12 @@ export function money(amount, currency = "") {
 
 function currencyFormat(currency) {
   try {
-    return new Intl.NumberFormat("en", { style: "currency", currency, minimumFractionDigits: 2, maximumFractionDigits: 2 });
+    return new Intl.NumberFormat("en", {
+      style: "currency",
+      currency,
+      minimumFractionDigits: 2,
+      maximumFractionDigits: 2,
+    });
   } catch {
     return undefined; // not an ISO 4217 code
   }
@@ -129,8 +151,12 @@ function currencyFormat(currency) {
 // Formats a total: $44.64, $1,393, $19.6k, $2.39M.
 export function totalMoney(amount, currency) {
   if (amount === undefined || amount < 999.995) return money(amount, currency);
-  const thousands = amount < 999_500 ? `${THREE.format(amount / 1e3)}k` : `${THREE.format(amount / 1e6)}M`;
-  return money(amount, currency).replace(/[\d.,]+/, amount < 9_999.5 ? WHOLE.format(amount) : thousands);
+  const thousands =
+    amount < 999_500 ? `${THREE.format(amount / 1e3)}k` : `${THREE.format(amount / 1e6)}M`;
+  return money(amount, currency).replace(
+    /[\d.,]+/,
+    amount < 9_999.5 ? WHOLE.format(amount) : thousands,
+  );
 }
 
 export function perHour(amount, currency) {

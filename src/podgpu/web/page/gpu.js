@@ -6,7 +6,17 @@ import { conditionTitle } from "./conditions.js";
 import { gpuHash, jobHash, nodeHash, pastRange, pastTime, RANGES } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
-import { fieldSections, groupFacts, HEALTH, IDENTITY, isProblem, MEMORY, NOW, sourceRows, xidRows } from "./fields.js";
+import {
+  fieldSections,
+  groupFacts,
+  HEALTH,
+  IDENTITY,
+  isProblem,
+  MEMORY,
+  NOW,
+  sourceRows,
+  xidRows,
+} from "./fields.js";
 import { celsius, energy, memory, percent, perHour, watts } from "./format.js";
 import { Rows, showText } from "./rows.js";
 import { badgeClass, badgeText, Troubles } from "./tile.js";
@@ -16,7 +26,8 @@ import { WaitMatrix } from "./waits.js";
 
 const EVERY_SECONDS = 10;
 const GROUPS = ["Now", "Memory", "Health", "Identity"];
-const NOT_RECORDED = "Fields, XID errors and processes are shown only for now: the history does not have them.";
+const NOT_RECORDED =
+  "Fields, XID errors and processes are shown only for now: the history does not have them.";
 const NO_FIELDS = "This server provides no details: its podgpu is older than this page.";
 
 export class GpuView {
@@ -35,9 +46,16 @@ export class GpuView {
     const title = h("h2", { class: "pod-title" }, this.name, this.model, this.node, this.badge);
     this.troubles = new Troubles();
     this.commands = new Commands();
-    this.forget = new ForgetButton("Forget this GPU", () => ({ uuids: [this.shown], node: this.onNode }));
+    this.forget = new ForgetButton("Forget this GPU", () => ({
+      uuids: [this.shown],
+      node: this.onNode,
+    }));
     this.groups = Object.fromEntries(GROUPS.map((name) => [name, h("dl")]));
-    this.facts = h("div", { class: "groups" }, ...GROUPS.map((name) => h("section", {}, h("h3", {}, name), this.groups[name])));
+    this.facts = h(
+      "div",
+      { class: "groups" },
+      ...GROUPS.map((name) => h("section", {}, h("h3", {}, name), this.groups[name])),
+    );
     this.rows = new Rows();
     this.parts = h("nav", { class: "tabs", "aria-label": "Instances" });
     this.running = h("ul", { class: "marks" });
@@ -47,18 +65,51 @@ export class GpuView {
     this.runningSection = h("section", {}, h("h3", {}, "Processes"), this.running);
     this.timeline = new Timeline((criteria) => ({ gpu: criteria.gpu }));
     this.xids = h("ul", { class: "marks" });
-    this.xidSection = h("section", {}, h("h3", {}, "XID errors since the exporter started"), this.xids);
+    this.xidSection = h(
+      "section",
+      {},
+      h("h3", {}, "XID errors since the exporter started"),
+      this.xids,
+    );
     this.fields = h("div", { class: "fields" });
     this.sources = h("ul", { class: "marks" });
     this.sourceSection = h("section", {}, h("h3", {}, "Sources"), this.sources);
     this.method = h("p", { class: "about" });
     this.about = h("p", { class: "about" });
     this.none = h("p", { class: "message" }, "No node lists this GPU.");
-    const uuid = h("p", { class: "uuid" }, this.uuid, copyButton("Copy", () => this.shown));
-    const fields = h("details", {}, h("summary", {}, "All fields"), this.fields, this.sourceSection, this.method);
+    const uuid = h(
+      "p",
+      { class: "uuid" },
+      this.uuid,
+      copyButton("Copy", () => this.shown),
+    );
+    const fields = h(
+      "details",
+      {},
+      h("summary", {}, "All fields"),
+      this.fields,
+      this.sourceSection,
+      this.method,
+    );
     const more = h("section", { class: "known" }, this.xidSection, this.about, fields);
     const actions = [this.troubles.element, this.commands.element, this.forget.element];
-    this.element = h("div", { class: "pod gpu" }, this.back, title, uuid, this.none, ...actions, this.holding, this.facts, this.waits.element, this.runningSection, this.parts, this.timeline.element, this.events.element, more);
+    this.element = h(
+      "div",
+      { class: "pod gpu" },
+      this.back,
+      title,
+      uuid,
+      this.none,
+      ...actions,
+      this.holding,
+      this.facts,
+      this.waits.element,
+      this.runningSection,
+      this.parts,
+      this.timeline.element,
+      this.events.element,
+      more,
+    );
   }
 
   leave() {
@@ -73,7 +124,9 @@ export class GpuView {
     const [uuid, instance] = splitGpu(criteria.gpu);
     this.shown = uuid;
     const device = devices.find((gpu) => gpu.uuid === uuid);
-    const answer = pastTime() ? { state: "missing", message: NOT_RECORDED } : this.known.want(`api/v1/gpus/${encodeURIComponent(uuid)}`, EVERY_SECONDS);
+    const answer = pastTime()
+      ? { state: "missing", message: NOT_RECORDED }
+      : this.known.want(`api/v1/gpus/${encodeURIComponent(uuid)}`, EVERY_SECONDS);
     this.showHead(device, uuid, answer.data, hasPods);
     this.showGroups(device, answer.data);
     this.showParts(device, uuid, instance);
@@ -97,7 +150,10 @@ export class GpuView {
     this.holding.hidden = !device;
     this.forget.element.hidden = device && !pastTime() ? !device.absent && !device.gone : true;
     const isRepairable = device?.conditions.length && !pastTime();
-    this.commands.show(isRepairable ? commandsFor(device, hasPods) : [], isRepairable ? evictedText([device]) : "");
+    this.commands.show(
+      isRepairable ? commandsFor(device, hasPods) : [],
+      isRepairable ? evictedText([device]) : "",
+    );
     const processes = device ? processRows(device) : [];
     place(this.running, processes);
     this.runningSection.hidden = !processes.length;
@@ -117,39 +173,65 @@ export class GpuView {
       Now: [...(isThere ? factsOf(device, this.context.prices()) : []), ...groupFacts(fields, NOW)],
       Memory: [...(isThere ? memoryFacts(device) : []), ...groupFacts(fields, MEMORY)],
       Health: healthFacts(device, fields, known?.xids),
-      Identity: [["Model", device?.model ?? known?.gpu?.model], ...groupFacts(fields, IDENTITY)].filter(([, text]) => text),
+      Identity: [
+        ["Model", device?.model ?? known?.gpu?.model],
+        ...groupFacts(fields, IDENTITY),
+      ].filter(([, text]) => text),
     };
     const written = JSON.stringify(facts);
     if (written === this.writtenFacts) return;
     this.writtenFacts = written;
     for (const name of GROUPS) {
-      place(this.groups[name], facts[name].map(([title, text]) => fact(title, h("bdi", {}, plain(text)))));
+      place(
+        this.groups[name],
+        facts[name].map(([title, text]) => fact(title, h("bdi", {}, plain(text)))),
+      );
       this.groups[name].parentElement.hidden = !facts[name].length;
     }
   }
 
   // The GPU and each of its instances have separate histories.
   showParts(device, uuid, instance) {
-    const choices = [["", "Whole GPU"], ...(device?.parts ?? []).map((part) => [String(part.id), `${part.profile} (${part.id})`])];
+    const choices = [
+      ["", "Whole GPU"],
+      ...(device?.parts ?? []).map((part) => [String(part.id), `${part.profile} (${part.id})`]),
+    ];
     this.parts.hidden = choices.length < 2;
     const written = JSON.stringify([uuid, instance, choices, pastTime()]);
     if (this.parts.hidden || written === this.writtenParts) return;
     this.writtenParts = written;
-    place(this.parts, choices.map(([id, text]) => {
-      const current = id === instance ? "true" : undefined;
-      return h("a", { href: gpuHash(id ? `${uuid}/${id}` : uuid), "aria-current": current }, plain(text));
-    }));
+    place(
+      this.parts,
+      choices.map(([id, text]) => {
+        const current = id === instance ? "true" : undefined;
+        return h(
+          "a",
+          { href: gpuHash(id ? `${uuid}/${id}` : uuid), "aria-current": current },
+          plain(text),
+        );
+      }),
+    );
   }
 
   showHistory(device, uuid, instance, criteria) {
-    const range = RANGES.includes(criteria.range) ? criteria.range : pastRange(this.context.clock());
+    const range = RANGES.includes(criteria.range)
+      ? criteria.range
+      : pastRange(this.context.clock());
     this.timeline.showRange(range, criteria);
     this.timeline.cluster = device?.cluster;
     this.events.show(`gpu=${encodeURIComponent(uuid)}`, range);
     const part = instance ? `&instance=${encodeURIComponent(instance)}` : "";
-    const { state, data, message } = this.past.want(`api/v1/history/gpus/${encodeURIComponent(uuid)}?range=${range}${part}`, EVERY_SECONDS);
+    const { state, data, message } = this.past.want(
+      `api/v1/history/gpus/${encodeURIComponent(uuid)}?range=${range}${part}`,
+      EVERY_SECONDS,
+    );
     const whole = instance ? device?.parts.find((part) => String(part.id) === instance) : device;
-    if (state === "ready") this.timeline.show(data, [{ name: device?.name ?? "GPU", series: data.series }], whole?.memoryTotal);
+    if (state === "ready")
+      this.timeline.show(
+        data,
+        [{ name: device?.name ?? "GPU", series: data.series }],
+        whole?.memoryTotal,
+      );
     else this.timeline.showNone(noneText(state, message, NO_HISTORY));
   }
 
@@ -172,7 +254,8 @@ export class GpuView {
 function jobLinks(device) {
   const owners = new Map();
   for (const holder of device.holders) {
-    if (holder.owner && holder.namespace) owners.set(jobHash(holder), `${plain(holder.owner)} of ${plain(holder.namespace)}`);
+    if (holder.owner && holder.namespace)
+      owners.set(jobHash(holder), `${plain(holder.owner)} of ${plain(holder.namespace)}`);
   }
   return [...owners].map(([href, text]) => h("a", { href }, `All GPUs of ${text}`));
 }
@@ -189,10 +272,19 @@ function nameOf(gpu) {
 
 // Returns a row for each process, on a node without Kubernetes.
 function processRows(device) {
-  return device.holders.flatMap((holder) => holder.running.map((process) => {
-    const figures = [percent(process.utilization_ratio), memory(process.memory_used_bytes)].filter(Boolean);
-    return h("li", {}, plain([`${process.command} (pid ${process.pid})`, holder.name, ...figures].join(" · ")));
-  }));
+  return device.holders.flatMap((holder) =>
+    holder.running.map((process) => {
+      const figures = [
+        percent(process.utilization_ratio),
+        memory(process.memory_used_bytes),
+      ].filter(Boolean);
+      return h(
+        "li",
+        {},
+        plain([`${process.command} (pid ${process.pid})`, holder.name, ...figures].join(" · ")),
+      );
+    }),
+  );
 }
 
 function factsOf(device, currency) {
@@ -203,22 +295,39 @@ function factsOf(device, currency) {
     ["Allocated", percent(device.amounts.allocated)],
     device.energy !== undefined && ["Energy since start", energy(device.energy)],
     device.price !== undefined && ["Price", perHour(device.price, currency)],
-    device.wasted > 0 && ["Wasted", `${perHour(device.wasted, currency)} (${wasteOf(device.waste).text((price) => perHour(price, currency))})`],
+    device.wasted > 0 && [
+      "Wasted",
+      `${perHour(device.wasted, currency)} (${wasteOf(device.waste).text((price) => perHour(price, currency))})`,
+    ],
   ].filter(Boolean);
 }
 
 function memoryFacts({ memoryUsed, memoryTotal }) {
   const ratio = memoryTotal ? ` (${percent(memoryUsed / memoryTotal)})` : "";
-  return [["Used", `${memory(memoryUsed)}${memoryUsed === undefined ? "" : ratio}`], ["Total", memory(memoryTotal)]];
+  return [
+    ["Used", `${memory(memoryUsed)}${memoryUsed === undefined ? "" : ratio}`],
+    ["Total", memory(memoryTotal)],
+  ];
 }
 
 function healthFacts(device, fields, xids) {
-  const state = !device ? "not present" : device.conditions.length ? device.conditions.map(({ name }) => conditionTitle(name)).join(", ") : "ok";
+  const state = !device
+    ? "not present"
+    : device.conditions.length
+      ? device.conditions.map(({ name }) => conditionTitle(name)).join(", ")
+      : "ok";
   const links = fields.find((field) => field.name === "nvlinks_up");
   return [
     ["State", state],
     device?.kubernetes && ["For Kubernetes", device.kubernetes],
-    xids && ["XID errors since the exporter started", xids.length ? xids.map(({ xid, total }) => `XID ${xid}${total > 1 ? ` (${total} times)` : ""}`).join(", ") : "none"],
+    xids && [
+      "XID errors since the exporter started",
+      xids.length
+        ? xids
+            .map(({ xid, total }) => `XID ${xid}${total > 1 ? ` (${total} times)` : ""}`)
+            .join(", ")
+        : "none",
+    ],
     ...groupFacts(fields, HEALTH, isProblem),
     links && ["NVLinks up", String(links.value)],
   ].filter(Boolean);

@@ -26,7 +26,8 @@ export class HeatMap {
     const again = () => this.schedule();
     addEventListener("scroll", again, { passive: true });
     addEventListener("resize", again);
-    for (const event of ["mouseover", "focusin"]) this.element.addEventListener(event, (e) => this.point(e));
+    for (const event of ["mouseover", "focusin"])
+      this.element.addEventListener(event, (e) => this.point(e));
     this.element.addEventListener("mouseleave", () => card.leave());
     this.element.addEventListener("focusout", () => card.leave());
     this.element.addEventListener("click", (e) => this.point(e, true));
@@ -98,7 +99,8 @@ export class HeatMap {
 
   draw(groups, anew) {
     const kept = new Map();
-    if (anew) this.cells = new Map([...this.cells.values()].map((cell, i) => [groups[i]?.[0] ?? i, cell]));
+    if (anew)
+      this.cells = new Map([...this.cells.values()].map((cell, i) => [groups[i]?.[0] ?? i, cell]));
     const wanted = new Set(groups.map(([name]) => name));
     const spare = [];
     for (const [name, cell] of this.cells) {
@@ -110,7 +112,10 @@ export class HeatMap {
       kept.set(name, cell);
     }
     this.cells = kept;
-    place(this.window, [...kept.values()].map((cell) => cell.element));
+    place(
+      this.window,
+      [...kept.values()].map((cell) => cell.element),
+    );
   }
 
   point(event, pinned = false) {
@@ -124,7 +129,12 @@ class Cell {
   constructor() {
     this.name = h("bdi");
     this.squares = h("div", { class: "squares" });
-    this.element = h("section", { class: "cell" }, h("h2", { class: "cell-name" }, this.name), this.squares);
+    this.element = h(
+      "section",
+      { class: "cell" },
+      h("h2", { class: "cell-name" }, this.name),
+      this.squares,
+    );
   }
 
   show(node, members, now) {

@@ -50,7 +50,8 @@ export class History {
     for (const device of devices) {
       this.put(device.key, device.utilization);
       if (device.holders.length < 2) continue;
-      for (const holder of device.holders) this.put(holderKey(device, holder), ownUtilization(device, holder));
+      for (const holder of device.holders)
+        this.put(holderKey(device, holder), ownUtilization(device, holder));
     }
     for (const [key, ring] of this.rings) {
       if (this.number - ring.seen > this.slots) this.rings.delete(key);
@@ -84,7 +85,10 @@ export class History {
     if (ring.number !== this.number) [ring.sum, ring.count, ring.number] = [0, 0, this.number];
     ring.sum += value;
     ring.count += 1;
-    ring.values[this.number % this.slots] = Math.min(SCALE, Math.round((ring.sum / ring.count) * SCALE));
+    ring.values[this.number % this.slots] = Math.min(
+      SCALE,
+      Math.round((ring.sum / ring.count) * SCALE),
+    );
   }
 
   // Returns a ratio or undefined for each step, oldest first. A value is valid for `interval`, the time between
@@ -96,7 +100,11 @@ export class History {
 
   ofHolder(device, holder, interval) {
     const isSole = holder.part?.ownHolders.length === 1; // its use is that of its instance
-    return this.drawn(this.rings.get(holderKey(device, holder)), interval, isSole ? this.kept(`${device.uuid}/${holder.part.id}`) : undefined);
+    return this.drawn(
+      this.rings.get(holderKey(device, holder)),
+      interval,
+      isSole ? this.kept(`${device.uuid}/${holder.part.id}`) : undefined,
+    );
   }
 
   // Returns the values to draw. Steps that this tab did not record are taken from the server's history.
@@ -123,12 +131,16 @@ export class History {
 
   // A GPU in MIG mode has no utilisation of its own: uses the mean of its instances, weighted by compute slices.
   keptOfParts(device) {
-    const rows = device.parts.map((part) => [this.kept(`${device.uuid}/${part.id}`), part.weight]).filter(([row]) => row);
+    const rows = device.parts
+      .map((part) => [this.kept(`${device.uuid}/${part.id}`), part.weight])
+      .filter(([row]) => row);
     if (!rows.length) return undefined;
     return Uint8Array.from({ length: this.slots }, (_, i) => {
       const known = rows.filter(([row]) => (row[i] ?? NONE) !== NONE);
       const weights = known.reduce((sum, [, weight]) => sum + weight, 0);
-      return weights ? Math.round(known.reduce((sum, [row, weight]) => sum + row[i] * weight, 0) / weights) : NONE;
+      return weights
+        ? Math.round(known.reduce((sum, [row, weight]) => sum + row[i] * weight, 0) / weights)
+        : NONE;
     });
   }
 }

@@ -35,7 +35,8 @@ export class Keys {
 
   // Exactly one GPU is in the Tab order: the last focused one, or the first.
   refresh() {
-    if (!this.current?.isConnected || !this.main.contains(this.current)) this.choose(this.main.querySelector(SELECTOR));
+    if (!this.current?.isConnected || !this.main.contains(this.current))
+      this.choose(this.main.querySelector(SELECTOR));
   }
 
   choose(element) {

@@ -5,7 +5,17 @@ import { goneText } from "./conditions.js";
 import { nodeHash, pastTime, RANGES, wordsOf, writeHash } from "./criteria.js";
 import { coded, fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
-import { duration, localTimes, memoryOf, money, parts, percent, perHour, plural, watts } from "./format.js";
+import {
+  duration,
+  localTimes,
+  memoryOf,
+  money,
+  parts,
+  percent,
+  perHour,
+  plural,
+  watts,
+} from "./format.js";
 import { groupsFor, holderColumns, holderRows } from "./pods.js";
 import { showText } from "./rows.js";
 import { Table } from "./table.js";
@@ -16,10 +26,20 @@ export class Nodes {
   constructor(context, onOrder) {
     this.context = context;
     this.about = h("p", { class: "about" });
-    this.message = h("p", { class: "message" }, "No node matches the filter. Press Escape to clear it.");
+    this.message = h(
+      "p",
+      { class: "message" },
+      "No node matches the filter. Press Escape to clear it.",
+    );
     this.table = new Table("Nodes", onOrder);
     this.copy = copyButton("Copy", () => this.table.asText());
-    this.element = h("div", { class: "nodes-table" }, h("div", { class: "table-head" }, this.about, this.copy), this.message, this.table.element);
+    this.element = h(
+      "div",
+      { class: "nodes-table" },
+      h("div", { class: "table-head" }, this.about, this.copy),
+      this.message,
+      this.table.element,
+    );
   }
 
   show(picture, devices, criteria) {
@@ -28,8 +48,20 @@ export class Nodes {
     const rows = all.filter((row) => words.every((word) => row.text.includes(word)));
     this.message.hidden = rows.length > 0;
     this.copy.hidden = this.table.element.hidden = !rows.length;
-    setText(this.about, `${plural(rows.length, "node")} \u00b7 ${plural(rows.reduce((sum, row) => sum + row.gpus, 0), "GPU")}`);
-    if (rows.length) this.table.show(rows, columnsOf(rows, this.context.prices()), criteria.order || "-name", (row) => row.name);
+    setText(
+      this.about,
+      `${plural(rows.length, "node")} \u00b7 ${plural(
+        rows.reduce((sum, row) => sum + row.gpus, 0),
+        "GPU",
+      )}`,
+    );
+    if (rows.length)
+      this.table.show(
+        rows,
+        columnsOf(rows, this.context.prices()),
+        criteria.order || "-name",
+        (row) => row.name,
+      );
   }
 }
 
@@ -39,8 +71,19 @@ function rowsOf(picture, devices, priced) {
     const own = members.get(node.name) ?? [];
     const models = [...new Set(own.map((device) => device.model))].join(", ");
     const totals = totalsOf(own, priced);
-    const state = { state: stateText(node, totals), isGone: Boolean(node.gone), isOld: Boolean(node.old && !node.gone) };
-    return { ...totals, ...memoryTotals(own), ...state, name: node.name, models, text: `${node.name}\n${models}`.toLowerCase() };
+    const state = {
+      state: stateText(node, totals),
+      isGone: Boolean(node.gone),
+      isOld: Boolean(node.old && !node.gone),
+    };
+    return {
+      ...totals,
+      ...memoryTotals(own),
+      ...state,
+      name: node.name,
+      models,
+      text: `${node.name}\n${models}`.toLowerCase(),
+    };
   });
 }
 
@@ -50,7 +93,10 @@ function memoryTotals(devices) {
     if (!device.gone) used.add(device.memoryUsed);
     all.add(device.memoryTotal);
   }
-  return { memoryUsed: used.known ? used.total : undefined, memoryTotal: all.known ? all.total : undefined };
+  return {
+    memoryUsed: used.known ? used.total : undefined,
+    memoryTotal: all.known ? all.total : undefined,
+  };
 }
 
 function stateText(node, totals) {
@@ -67,13 +113,26 @@ function badgeKind(node, totals) {
 }
 
 function columnsOf(rows, currency) {
-  const number = (name, title, write, isWarm) => ({ name, title, value: (row) => row[name], write, isWarm });
+  const number = (name, title, write, isWarm) => ({
+    name,
+    title,
+    value: (row) => row[name],
+    write,
+    isWarm,
+  });
   const isSome = (value) => value > 0;
   const hourly = (price) => money(price, currency);
-  const memoryRatio = ({ memoryUsed, memoryTotal }) => (memoryTotal && memoryUsed !== undefined ? memoryUsed / memoryTotal : undefined);
+  const memoryRatio = ({ memoryUsed, memoryTotal }) =>
+    memoryTotal && memoryUsed !== undefined ? memoryUsed / memoryTotal : undefined;
   const columns = [
     { name: "name", title: "Node", value: (row) => row.name, link: (row) => nodeHash(row.name) },
-    { name: "state", title: "State", value: (row) => row.state, isWarm: (_, row) => row.isOld || row.kubernetes_unhealthy > 0, isBad: (_, row) => row.isGone || row.broken > 0 },
+    {
+      name: "state",
+      title: "State",
+      value: (row) => row.state,
+      isWarm: (_, row) => row.isOld || row.kubernetes_unhealthy > 0,
+      isBad: (_, row) => row.isGone || row.broken > 0,
+    },
     { name: "models", title: "Model", value: (row) => row.models },
     number("gpus", "GPUs", parts),
     number("allocated", "Allocated", parts),
@@ -81,16 +140,37 @@ function columnsOf(rows, currency) {
     number("idle", "Idle", parts, isSome),
     rows.some((row) => row.unknown) && { ...number("unknown", "Use unknown", parts), isWide: true },
     number("free", "Free", parts),
-    rows.some((row) => row.unheld) && { ...number("unheld", "Holder unknown", parts), isWide: true },
+    rows.some((row) => row.unheld) && {
+      ...number("unheld", "Holder unknown", parts),
+      isWide: true,
+    },
     { ...number("broken", "Broken", parts), isBad: isSome, isWide: true }, // the state shows it too
     { name: "mean", title: "Utilisation", value: (row) => row.mean, write: percent },
     { name: "memory", isWide: true, title: "Memory", value: memoryRatio, write: percent },
     number("power", "Power", watts),
     number("cost", "Cost/h", hourly),
     number("wasted", "Wasted/h", hourly, isSome),
-    { name: "idle_cost", isDetail: true, title: "Idle cost/h", value: (row) => row.waste?.rounded.idle, write: hourly },
-    { name: "underused_cost", isDetail: true, title: "Under-used cost/h", value: (row) => row.waste?.rounded.underused, write: hourly },
-    { name: "unallocated_cost", isDetail: true, title: "Unallocated cost/h", value: (row) => row.waste?.rounded.unallocated, write: hourly },
+    {
+      name: "idle_cost",
+      isDetail: true,
+      title: "Idle cost/h",
+      value: (row) => row.waste?.rounded.idle,
+      write: hourly,
+    },
+    {
+      name: "underused_cost",
+      isDetail: true,
+      title: "Under-used cost/h",
+      value: (row) => row.waste?.rounded.underused,
+      write: hourly,
+    },
+    {
+      name: "unallocated_cost",
+      isDetail: true,
+      title: "Unallocated cost/h",
+      value: (row) => row.waste?.rounded.unallocated,
+      write: hourly,
+    },
   ].filter(Boolean);
   return columns.filter(({ value }, i) => i === 0 || rows.some((row) => value(row) !== undefined));
 }
@@ -114,7 +194,20 @@ export class NodeView {
     this.table = new Table("Pods of this node", onOrder);
     this.podsTitle = h("h2");
     this.pods = h("section", {}, this.podsTitle, this.table.element);
-    this.element = h("div", { class: "pod node-view" }, this.back, title, this.notes, this.commands.element, this.forget.element, this.facts, this.none, this.tiles.element, this.pods, this.events.element);
+    this.element = h(
+      "div",
+      { class: "pod node-view" },
+      this.back,
+      title,
+      this.notes,
+      this.commands.element,
+      this.forget.element,
+      this.facts,
+      this.none,
+      this.tiles.element,
+      this.pods,
+      this.events.element,
+    );
   }
 
   leave() {
@@ -132,15 +225,25 @@ export class NodeView {
     this.target = { uuids: own.map((device) => device.uuid), node: "the host of podgpu cluster" };
     setText(this.name, plain(name));
     setText(this.models, plain([...new Set(own.map((device) => device.model))].join(", ")));
-    this.plain.hidden = isKube || !own.some((device) => device.holders.some((holder) => holder.user));
+    this.plain.hidden =
+      isKube || !own.some((device) => device.holders.some((holder) => holder.user));
     const isMarked = node?.old || totals.broken || totals.kubernetes_unhealthy;
-    showText(this.badge, !node ? "not present" : node.gone ? goneText(node) : isMarked ? stateText(node, totals) : "");
+    showText(
+      this.badge,
+      !node ? "not present" : node.gone ? goneText(node) : isMarked ? stateText(node, totals) : "",
+    );
     this.badge.className = `badge badge-${badgeKind(node, totals)}`;
     const notes = node?.notes ?? [];
     this.notes.hidden = !notes.length;
-    place(this.notes, notes.map((text) => h("li", {}, ...coded(localTimes(text)))));
+    place(
+      this.notes,
+      notes.map((text) => h("li", {}, ...coded(localTimes(text)))),
+    );
     const isRepairable = (node?.gone || totals.broken) && !pastTime();
-    this.commands.show(isRepairable ? nodeCommands(name, own, isKube) : [], isRepairable ? evictedText(own) : "");
+    this.commands.show(
+      isRepairable ? nodeCommands(name, own, isKube) : [],
+      isRepairable ? evictedText(own) : "",
+    );
     this.forget.element.hidden = !node?.gone || Boolean(pastTime());
     this.none.hidden = Boolean(node);
     this.facts.hidden = !node || node.gone;
@@ -149,9 +252,14 @@ export class NodeView {
     const rows = holderRows(own, "pod");
     setText(this.podsTitle, groupsFor(isKube).pod);
     this.pods.hidden = !rows.length;
-    const columns = holderColumns("pod", rows, this.context, isKube).filter((column) => column.name !== "node");
+    const columns = holderColumns("pod", rows, this.context, isKube).filter(
+      (column) => column.name !== "node",
+    );
     if (rows.length) this.table.show(rows, columns, criteria.order || "gpus", (row) => row.key);
-    this.events.show(`node=${encodeURIComponent(name)}`, RANGES.indexOf(criteria.range) > RANGES.indexOf("24h") ? criteria.range : "24h");
+    this.events.show(
+      `node=${encodeURIComponent(name)}`,
+      RANGES.indexOf(criteria.range) > RANGES.indexOf("24h") ? criteria.range : "24h",
+    );
   }
 }
 
@@ -159,7 +267,12 @@ export class NodeView {
 export function hasPods(picture, name) {
   const nodes = (picture.nodes ?? []).filter((node) => name === undefined || node.name === name);
   const holders = nodes.flatMap((node) => (node.gpus ?? []).flatMap((gpu) => gpu.holders ?? []));
-  if (name === undefined ? (picture.namespaces ?? []).length : holders.some((holder) => holder.namespace)) return true;
+  if (
+    name === undefined
+      ? (picture.namespaces ?? []).length
+      : holders.some((holder) => holder.namespace)
+  )
+    return true;
   return picture.scope !== "node" && !holders.some((holder) => holder.user || holder.job);
 }
 
@@ -176,6 +289,10 @@ function factsOf(totals, memory, currency) {
     fact("Memory", memoryOf(memory.memoryUsed, memory.memoryTotal)),
     fact("Power", watts(totals.power)),
     totals.cost !== undefined && fact("Cost", perHour(totals.cost, currency)),
-    totals.wasted > 0 && fact("Wasted", `${perHour(totals.wasted, currency)} (${totals.waste.text((price) => perHour(price, currency))})`),
+    totals.wasted > 0 &&
+      fact(
+        "Wasted",
+        `${perHour(totals.wasted, currency)} (${totals.waste.text((price) => perHour(price, currency))})`,
+      ),
   ].filter(Boolean);
 }

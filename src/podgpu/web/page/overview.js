@@ -2,7 +2,18 @@
 
 import { Alerts } from "./alerts.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
-import { count, duration, money, moment, parts, percent, plural, totalMoney, watts, UNKNOWN } from "./format.js";
+import {
+  count,
+  duration,
+  money,
+  moment,
+  parts,
+  percent,
+  plural,
+  totalMoney,
+  watts,
+  UNKNOWN,
+} from "./format.js";
 import { refusedText } from "./totals.js";
 
 const COLOURS = [
@@ -32,14 +43,26 @@ export class Overview {
     this.unheld = total("unheld", "Holder unknown");
     this.free = total("free", "Free");
     this.broken = total("broken", "Broken");
-    this.buttons = [this.all, this.held, this.used, this.idle, this.unknown, this.free, this.unheld, this.broken];
+    this.buttons = [
+      this.all,
+      this.held,
+      this.used,
+      this.idle,
+      this.unknown,
+      this.free,
+      this.unheld,
+      this.broken,
+    ];
     this.power = new Plain("Power", "power");
     this.cost = new Plain("Cost/h", "cost", "#view=cost&range=month");
     this.wasted = new Plain("Wasted/h", "wasted", "#view=savings&range=24h");
     this.spread = COLOURS.map(([colour]) => h("span", { class: `is-${colour}` }));
     place(byId("spread"), this.spread);
     this.legend = COLOURS.map(([colour, text]) => new Entry(colour, text));
-    place(byId("legend"), this.legend.map((entry) => entry.element));
+    place(
+      byId("legend"),
+      this.legend.map((entry) => entry.element),
+    );
     this.alerts = new Alerts();
     this.health = { level: "", words: "", isOld: false };
   }
@@ -73,41 +96,70 @@ export class Overview {
   showTotals(totals) {
     this.all.show(totals.gpus, totals.old ? `${count(totals.old)} old` : "");
     this.held.show(totals.allocated, shareText(totals.allocated, totals.gpus));
-    this.used.show(totals.used, totals.mean === undefined || !totals.used ? "" : `mean ${percent(totals.mean)}`);
+    this.used.show(
+      totals.used,
+      totals.mean === undefined || !totals.used ? "" : `mean ${percent(totals.mean)}`,
+    );
     this.idle.show(totals.idle, shareText(totals.idle, totals.allocated));
     const some = (number, text) => (number ? `${parts(number)} ${text}` : "");
     this.unknown.show(totals.unknown, shareText(totals.unknown, totals.allocated));
-    this.unheld.show(totals.unheld, [some(totals.freeBusy, "busy, so not wasted"), some(totals.freeGone, "not answering")].filter(Boolean).join(", "));
+    this.unheld.show(
+      totals.unheld,
+      [some(totals.freeBusy, "busy, so not wasted"), some(totals.freeGone, "not answering")]
+        .filter(Boolean)
+        .join(", "),
+    );
     this.free.show(totals.free, some(totals.freeBroken, "broken"));
-    const ofBroken = [some(totals.gone, "not answering") || shareText(totals.broken, totals.gpus), refusedText(totals)];
+    const ofBroken = [
+      some(totals.gone, "not answering") || shareText(totals.broken, totals.gpus),
+      refusedText(totals),
+    ];
     this.broken.show(totals.broken, ofBroken.filter(Boolean).join(", "));
     this.power.show(watts(totals.power), "");
     const shown = this.buttons.filter((total) => total !== this.unheld || totals.unheld > 0);
     const money = totals.cost === undefined ? [] : [this.cost, this.wasted];
-    place(byId("totals"), [...shown, this.power, ...money].map((figure) => figure.element));
+    place(
+      byId("totals"),
+      [...shown, this.power, ...money].map((figure) => figure.element),
+    );
   }
 
   showMoney(picture, totals) {
     const { cost, waste, wasted, unpriced } = totals;
-    this.cost.show(`${unpriced ? "\u2265\u202f" : ""}${totalMoney(cost, picture.currency)}`, unpriced ? unpricedText(unpriced) : "this month \u2192", money(cost, picture.currency));
+    this.cost.show(
+      `${unpriced ? "\u2265\u202f" : ""}${totalMoney(cost, picture.currency)}`,
+      unpriced ? unpricedText(unpriced) : "this month \u2192",
+      money(cost, picture.currency),
+    );
     const parts = waste?.text((price) => totalMoney(price, picture.currency)) ?? "";
     // A past state has no under-used time, except that of idle GPUs, which is 0.
-    const isPartly = totals.allocated > 0 && (picture.at !== undefined || waste?.parts.underused === undefined);
+    const isPartly =
+      totals.allocated > 0 && (picture.at !== undefined || waste?.parts.underused === undefined);
     const missing = isPartly ? "under-used not known" : "";
-    this.wasted.show(totalMoney(wasted, picture.currency), [[parts, missing].filter(Boolean).join(", "), "by whom \u2192"].filter(Boolean).join(" \u00b7 "), money(wasted, picture.currency));
+    this.wasted.show(
+      totalMoney(wasted, picture.currency),
+      [[parts, missing].filter(Boolean).join(", "), "by whom \u2192"]
+        .filter(Boolean)
+        .join(" \u00b7 "),
+      money(wasted, picture.currency),
+    );
     this.wasted.element.classList.toggle("is-none", !totals.wasted);
   }
 
   // `shows`: kind of view: a list of GPUs, a table, or one GPU, pod or node. The stylesheet hides the totals of the latter.
   showChosen(criteria, shows) {
     document.body.dataset.shows = shows;
-    for (const total of this.buttons) total.press(shows === "list" && criteria.state === total.state);
+    for (const total of this.buttons)
+      total.press(shows === "list" && criteria.state === total.state);
   }
 
   showState(feed) {
     const status = byId("status");
     const { state } = feed;
-    const health = feed.isRejected || state === "lost" || state === "failed" || state === "waiting" ? "" : this.health.level;
+    const health =
+      feed.isRejected || state === "lost" || state === "failed" || state === "waiting"
+        ? ""
+        : this.health.level;
     const text = stateText(feed);
     const isSaid = state === "old" && this.health.isOld;
     const words = health && !isSaid ? `${this.health.words}. ` : "";
@@ -116,7 +168,10 @@ export class Overview {
       status.dataset.state = state;
       status.dataset.health = health;
       document.body.dataset.feed = state;
-      setText(byId("announced"), feed.failure || feed.fault || `${words}${STATE_TEXT[state] ?? ""}`);
+      setText(
+        byId("announced"),
+        feed.failure || feed.fault || `${words}${STATE_TEXT[state] ?? ""}`,
+      );
     }
   }
 }
@@ -130,10 +185,19 @@ function showSetup(hints) {
   box.hidden = !hints.length;
   const names = hints.map((hint) => SETUP_NAMES[hint.missing] ?? plain(hint.missing));
   setText(byId("setup-summary"), `To set up: ${names.join(", ")}`);
-  place(byId("setup-list"), hints.map((hint) => h("li", {}, `${plain(hint.says)} `, h("code", {}, plain(hint.do)))));
+  place(
+    byId("setup-list"),
+    hints.map((hint) => h("li", {}, `${plain(hint.says)} `, h("code", {}, plain(hint.do)))),
+  );
 }
 
-const SETUP_NAMES = { prices: "your prices", owners: "owners", labels: "cost by team", history: "last month", queue: "waiting pods" };
+const SETUP_NAMES = {
+  prices: "your prices",
+  owners: "owners",
+  labels: "cost by team",
+  history: "last month",
+  queue: "waiting pods",
+};
 
 // Says that costs do not include some of the allocated GPUs.
 export function unpricedText(gpus) {
@@ -144,9 +208,13 @@ function stateText(feed) {
   const { state } = feed;
   if (state === "failed") return feed.fault;
   if (state === "past") return feed.isRejected ? "No record" : `As of ${moment(feed.picture.at)}`;
-  const age = feed.age === undefined || state === "waiting" ? "" : `, ${state === "lost" ? "figures " : ""}${duration(feed.age)} old`;
+  const age =
+    feed.age === undefined || state === "waiting"
+      ? ""
+      : `, ${state === "lost" ? "figures " : ""}${duration(feed.age)} old`;
   if (state === "lost") {
-    const since = feed.failure === "Connection lost" ? ` ${duration(Date.now() / 1000 - feed.lostAt)} ago` : "";
+    const since =
+      feed.failure === "Connection lost" ? ` ${duration(Date.now() / 1000 - feed.lostAt)} ago` : "";
     return `${feed.failure}${since}${age}`;
   }
   return state === "old" && feed.age === undefined ? NO_FIGURES : `${STATE_TEXT[state]}${age}`;
@@ -154,11 +222,14 @@ function stateText(feed) {
 
 // Green only if there is no problem; problems are also shown as text.
 function healthOf(devices, alerts, totals) {
-  const grave = alerts.severity === "broken" || devices.some((device) => device.severity === "broken");
+  const grave =
+    alerts.severity === "broken" || devices.some((device) => device.severity === "broken");
   const level = grave ? "broken" : "warning";
   if (totals.broken) return { level, words: `${count(totals.broken)} broken`, isOld: false };
-  if (alerts.number) return { level, words: plural(alerts.number, grave ? "alert" : "warning"), isOld: false };
-  if (totals.kubernetes_unhealthy) return { level: "warning", words: refusedText(totals), isOld: false };
+  if (alerts.number)
+    return { level, words: plural(alerts.number, grave ? "alert" : "warning"), isOld: false };
+  if (totals.kubernetes_unhealthy)
+    return { level: "warning", words: refusedText(totals), isOld: false };
   if (totals.old) return { level, words: `${count(totals.old)} old`, isOld: true };
   return { level: "", words: "", isOld: false };
 }
@@ -168,7 +239,13 @@ class Total {
     this.state = state;
     this.value = h("span", { class: "total-value" });
     this.more = h("span", { class: "total-more" });
-    this.button = h("button", { type: "button", class: `total total-${state || "all"}` }, this.value, h("span", { class: "total-name" }, name), this.more);
+    this.button = h(
+      "button",
+      { type: "button", class: `total total-${state || "all"}` },
+      this.value,
+      h("span", { class: "total-name" }, name),
+      this.more,
+    );
     this.button.addEventListener("click", () => onState(state));
     this.element = h("li", {}, this.button);
   }
@@ -204,7 +281,14 @@ class Plain {
 class Entry {
   constructor(colour, text) {
     this.number = h("span", { class: "legend-number" });
-    this.element = h("li", { class: `legend-${colour}` }, h("span", { class: `key is-${colour}`, "aria-hidden": "true" }), text, " ", this.number);
+    this.element = h(
+      "li",
+      { class: `legend-${colour}` },
+      h("span", { class: `key is-${colour}`, "aria-hidden": "true" }),
+      text,
+      " ",
+      this.number,
+    );
   }
 
   show(number, isNone) {

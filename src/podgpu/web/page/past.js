@@ -23,7 +23,12 @@ const AGES = [
   [3 * DAY, "3 days ago"],
   [7 * DAY, "7 days ago"],
 ];
-const STEPS = { "past-hour-earlier": -HOUR, "past-earlier": -5 * MINUTE, "past-later": 5 * MINUTE, "past-hour-later": HOUR };
+const STEPS = {
+  "past-hour-earlier": -HOUR,
+  "past-earlier": -5 * MINUTE,
+  "past-later": 5 * MINUTE,
+  "past-hour-later": HOUR,
+};
 const MOST_EVENTS = 8;
 const EVERY_SECONDS = 60;
 
@@ -39,7 +44,12 @@ export class Past {
     byId("past-events").prepend(this.list.element);
     this.other = h("option", { value: "other" }, "Other time\u2026");
     this.shown = h("option", { hidden: true });
-    place(this.choice, [h("option", { value: "" }, "Now"), this.shown, ...AGES.map(([age, text]) => h("option", { value: age }, text)), this.other]);
+    place(this.choice, [
+      h("option", { value: "" }, "Now"),
+      this.shown,
+      ...AGES.map(([age, text]) => h("option", { value: age }, text)),
+      this.other,
+    ]);
     this.choice.addEventListener("change", () => {
       const { value } = this.choice;
       if (value === "other") this.input.hidden = false;
@@ -65,10 +75,18 @@ export class Past {
     if (!time) return this.question.forget();
     const when = Number.isFinite(at) ? moment(at) : "";
     const age = this.now() - at;
-    const valid = age < 0 ? `${when} is in the future.` : `${picture ? "You are looking at " : ""}${when}, ${duration(age)} ago.`;
+    const valid =
+      age < 0
+        ? `${when} is in the future.`
+        : `${picture ? "You are looking at " : ""}${when}, ${duration(age)} ago.`;
     setText(byId("past-time"), when && when !== UNKNOWN ? valid : "This is not a valid time.");
-    const mean = picture?.step_seconds ? `Values are means over ${duration(picture.step_seconds)}.` : "";
-    setText(byId("past-about"), view === "cost" && picture ? "The table has its own time range." : mean);
+    const mean = picture?.step_seconds
+      ? `Values are means over ${duration(picture.step_seconds)}.`
+      : "";
+    setText(
+      byId("past-about"),
+      view === "cost" && picture ? "The table has its own time range." : mean,
+    );
     setAttribute(byId("past-now"), "href", writeHash(criteria, ""));
     for (const [id, step] of Object.entries(STEPS)) {
       const next = at + step;
@@ -80,15 +98,23 @@ export class Past {
   }
 
   showEvents(at) {
-    const { state, data, message } = this.question.want(`api/v1/events?range=1h${aroundQuery()}`, EVERY_SECONDS);
+    const { state, data, message } = this.question.want(
+      `api/v1/events?range=1h${aroundQuery()}`,
+      EVERY_SECONDS,
+    );
     byId("past-events").hidden = state === "missing";
-    const events = (data?.events ?? []).toSorted((a, b) => Math.abs(a.at - at) - Math.abs(b.at - at)).slice(0, MOST_EVENTS);
+    const events = (data?.events ?? [])
+      .toSorted((a, b) => Math.abs(a.at - at) - Math.abs(b.at - at))
+      .slice(0, MOST_EVENTS);
     const more = (data?.events?.length ?? 0) - events.length;
     const none = state === "ready" ? "No events within 30 minutes." : noneText(state, message, "");
     showText(byId("past-none"), events.length ? "" : none);
     showText(byId("past-more"), more > 0 ? `${more} more events within 30 minutes` : "");
     setAttribute(byId("past-more"), "href", writeHash({ view: "events" }));
-    this.list.show(events.toSorted((a, b) => b.at - a.at), (event) => `Events ${event.at > at ? "after" : "until"} ${moment(at)}`);
+    this.list.show(
+      events.toSorted((a, b) => b.at - a.at),
+      (event) => `Events ${event.at > at ? "after" : "until"} ${moment(at)}`,
+    );
   }
 }
 

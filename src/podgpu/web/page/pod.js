@@ -32,8 +32,27 @@ export class PodView {
     this.grid = h("div", { class: "tiles" });
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
     this.timeline = new Timeline(({ pod, cluster }) => ({ pod, cluster }), [...RANGES, LIFE]);
-    const title = h("h2", { class: "pod-title" }, this.namespace, h("span", { class: "slash" }, "/"), this.name);
-    this.element = h("div", { class: "pod" }, this.back, title, this.summary.head, this.facts, this.none, this.grid, this.engines.element, this.summary.element, this.timeline.element, this.events.element);
+    const title = h(
+      "h2",
+      { class: "pod-title" },
+      this.namespace,
+      h("span", { class: "slash" }, "/"),
+      this.name,
+    );
+    this.element = h(
+      "div",
+      { class: "pod" },
+      this.back,
+      title,
+      this.summary.head,
+      this.facts,
+      this.none,
+      this.grid,
+      this.engines.element,
+      this.summary.element,
+      this.timeline.element,
+      this.events.element,
+    );
   }
 
   leave() {
@@ -54,14 +73,28 @@ export class PodView {
     const isOwn = (holder) => holder.pod === pod && holder.namespace === namespace;
     const held = podDevices(devices, namespace, pod, cluster);
     this.none.hidden = held.length > 0;
-    setText(this.none, pastTime() ? "This pod held no GPU at this time." : "This pod holds no GPU now.");
+    setText(
+      this.none,
+      pastTime() ? "This pod held no GPU at this time." : "This pod holds no GPU now.",
+    );
     this.facts.hidden = !held.length;
     this.tiles = new Map(held.map((device) => [device.key, this.tile(device, isOwn)]));
-    this.engines.show(held.flatMap((device) => device.holders.filter(isOwn).map((holder) => [device, holder])));
-    place(this.grid, [...this.tiles.values()].map((tile) => tile.element));
+    this.engines.show(
+      held.flatMap((device) => device.holders.filter(isOwn).map((holder) => [device, holder])),
+    );
+    place(
+      this.grid,
+      [...this.tiles.values()].map((tile) => tile.element),
+    );
     const clusters = new Set(held.map((device) => device.cluster));
     const isOne = clusters.size === 1 && devices.some((device) => device.cluster);
-    this.showHistory(held, namespace, pod, criteria, isOne ? [...clusters][0] : cluster || undefined);
+    this.showHistory(
+      held,
+      namespace,
+      pod,
+      criteria,
+      isOne ? [...clusters][0] : cluster || undefined,
+    );
     place(this.facts, factsOf(held, isOwn, this.context, !this.summary.life));
   }
 
@@ -92,11 +125,17 @@ export class PodView {
     const range = isLife ? `${Math.ceil((this.context.clock() - life[0]) / HOUR)}h` : chosen;
     const ofCluster = cluster === undefined ? "" : `&cluster=${encodeURIComponent(cluster)}`;
     this.events.show(`pod=${encodeURIComponent(criteria.pod)}`, range);
-    const { state, data, message } = this.past.want(`api/v1/history/pods/${name}?range=${range}${ofCluster}`, EVERY_SECONDS);
+    const { state, data, message } = this.past.want(
+      `api/v1/history/pods/${name}?range=${range}${ofCluster}`,
+      EVERY_SECONDS,
+    );
     if (state !== "ready") return this.timeline.showNone(noneText(state, message, NO_HISTORY));
     const devices = Array.isArray(data.devices) ? data.devices : [];
     const several = new Set(devices.map((device) => device.node)).size > 1;
-    const lines = devices.map((device) => ({ name: lineName(device, several), series: device.series }));
+    const lines = devices.map((device) => ({
+      name: lineName(device, several),
+      series: device.series,
+    }));
     this.timeline.show(data, lines, undefined, isLife ? [life[0], life[1] ?? data.to] : undefined);
   }
 }
@@ -115,13 +154,16 @@ function splitPath(path) {
 
 // `isAll`: true if there is no summary. A summary already shows energy and busy time since the pod's start.
 function factsOf(held, isOwn, context, isAll) {
-  const own = held.flatMap((device) => device.holders.filter(isOwn).map((holder) => [device, holder]));
+  const own = held.flatMap((device) =>
+    device.holders.filter(isOwn).map((holder) => [device, holder]),
+  );
   const current = own.filter(([device]) => !device.gone);
   const busy = new Mean();
   for (const [device, holder] of current) busy.add(ownUtilization(device, holder), holder.amount);
   const used = sum(current, ([device, holder]) => ownMemory(device, holder));
   const since = own.map(([, holder]) => holder.idleSince);
-  const idle = since.length && since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
+  const idle =
+    since.length && since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
   const power = sum(current, ([device, holder]) => ownPower(device, holder));
   const amount = own.reduce((total, [, holder]) => total + holder.amount, 0);
   const cost = sum(own, ([, holder]) => holder.cost);
@@ -132,8 +174,14 @@ function factsOf(held, isOwn, context, isAll) {
   const unknown = own.map(([, holder]) => holder.unknownBecause).find(Boolean);
   return [
     first?.owner && fact("Owner", ownerLink(first)),
-    fact("Holds", `${gpuText(amount)} on ${plural(new Set(held.map((device) => device.node)).size, "node")}`),
-    fact(`Use of the ${own.every(([, holder]) => holder.part) ? "MIG instance" : "GPU"}${pastTime() ? "" : " now"}`, unknown ?? percent(busy.value)),
+    fact(
+      "Holds",
+      `${gpuText(amount)} on ${plural(new Set(held.map((device) => device.node)).size, "node")}`,
+    ),
+    fact(
+      `Use of the ${own.every(([, holder]) => holder.part) ? "MIG instance" : "GPU"}${pastTime() ? "" : " now"}`,
+      unknown ?? percent(busy.value),
+    ),
     fact("Memory used", memory(used.known ? used.total : undefined)),
     fact("Power", watts(power.known && power.known === own.length ? power.total : undefined)),
     isAll && known(own, "busySeconds", "Busy since start", duration),

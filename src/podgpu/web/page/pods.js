@@ -2,7 +2,15 @@
 
 import { copyButton } from "./actions.js";
 import { Question } from "./ask.js";
-import { holderHash, jobHash, nodeHash, ofCluster, pastTime, wordsOf, writeHash } from "./criteria.js";
+import {
+  holderHash,
+  jobHash,
+  nodeHash,
+  ofCluster,
+  pastTime,
+  wordsOf,
+  writeHash,
+} from "./criteria.js";
 import { h, place, plain, setAttribute, setText } from "./dom.js";
 import { duration, memory, money, parts, percent, perHour, plural } from "./format.js";
 import { ownMemory, ownUtilization } from "./history.js";
@@ -15,7 +23,8 @@ const JOB = "job"; // owners whose pods work together, with their slowest GPU
 const JOBS_SECONDS = 10;
 const HOLDER_SOURCES = new Set(["usage", "kubelet"]); // without them, holders are not known
 const PLAIN_GROUPS = { pod: "Users and jobs" };
-const GPU_USE = "Current use of the whole GPU or MIG instance, even if it is shared. For several GPUs, the mean, weighted by the share held. The tab Cost shows the use of what a pod holds.";
+const GPU_USE =
+  "Current use of the whole GPU or MIG instance, even if it is shared. For several GPUs, the mean, weighted by the share held. The tab Cost shows the use of what a pod holds.";
 
 // Returns the ways to group holders, with their titles. `isKube`: holders are pods.
 export function groupsFor(isKube) {
@@ -32,7 +41,13 @@ export class Pods {
     this.message = h("p", { class: "message" });
     this.table = new Table("Pods", onOrder);
     this.copy = copyButton("Copy", () => this.table.asText());
-    this.element = h("div", { class: "pods" }, h("div", { class: "table-head" }, this.ways, this.about, this.copy), this.message, this.table.element);
+    this.element = h(
+      "div",
+      { class: "pods" },
+      h("div", { class: "table-head" }, this.ways, this.about, this.copy),
+      this.message,
+      this.table.element,
+    );
   }
 
   leave() {
@@ -41,32 +56,80 @@ export class Pods {
 
   show(devices, criteria, isKube, picture) {
     const hasJobs = isKube && picture.scope === "cluster" && !picture.paged;
-    const groups = hasJobs ? { pod: KUBE_GROUPS.pod, [JOB]: "Jobs", ...KUBE_GROUPS } : groupsFor(isKube);
+    const groups = hasJobs
+      ? { pod: KUBE_GROUPS.pod, [JOB]: "Jobs", ...KUBE_GROUPS }
+      : groupsFor(isKube);
     const by = criteria.by in groups ? criteria.by : "pod";
     if (this.ways.children.length !== Object.keys(groups).length) {
-      place(this.ways, Object.values(groups).map((title) => h("a", {}, title)));
+      place(
+        this.ways,
+        Object.values(groups).map((title) => h("a", {}, title)),
+      );
     }
     Object.keys(groups).forEach((way, i) => {
       const link = this.ways.children[i];
-      setAttribute(link, "href", writeHash({ view: "pods", by: way === "pod" ? "" : way, q: criteria.q, cluster: criteria.cluster, ns: criteria.ns }));
+      setAttribute(
+        link,
+        "href",
+        writeHash({
+          view: "pods",
+          by: way === "pod" ? "" : way,
+          q: criteria.q,
+          cluster: criteria.cluster,
+          ns: criteria.ns,
+        }),
+      );
       setAttribute(link, "aria-current", way === by ? "page" : undefined);
     });
     const words = wordsOf(criteria.q);
     const isFromServer = picture.paged && by === "namespace"; // then not all GPUs are listed
-    let all = isFromServer ? ofCluster(picture.namespaces ?? [], criteria.cluster).map(namespaceRow) : holderRows(ofCluster(devices, criteria.cluster), by);
-    const jobs = by === JOB && !pastTime() ? this.jobs.want("api/v1/jobs", JOBS_SECONDS).data?.jobs : undefined;
+    let all = isFromServer
+      ? ofCluster(picture.namespaces ?? [], criteria.cluster).map(namespaceRow)
+      : holderRows(ofCluster(devices, criteria.cluster), by);
+    const jobs =
+      by === JOB && !pastTime()
+        ? this.jobs.want("api/v1/jobs", JOBS_SECONDS).data?.jobs
+        : undefined;
     if (by === JOB) all = jobRows(all, jobs);
     const rows = all.filter(
-      (row) => (!criteria.ns || row.namespace === criteria.ns) && words.every((word) => row.text.includes(word)),
+      (row) =>
+        (!criteria.ns || row.namespace === criteria.ns) &&
+        words.every((word) => row.text.includes(word)),
     );
     this.message.hidden = rows.length > 0;
     this.copy.hidden = this.table.element.hidden = !rows.length;
     const isFiltered = criteria.q || criteria.cluster || criteria.ns;
     const busy = devices.filter((device) => device.mayWork && !device.gone).length;
-    const none = by === JOB ? "No Job, JobSet, training job, RayCluster or StatefulSet holds a GPU." : busy ? busyText(busy, isKube, picture) : isKube ? "No pod holds a GPU." : "Nobody uses a GPU.";
-    setText(this.message, isFiltered ? "Nothing matches the filter. Press Escape to clear it." : none);
-    setText(this.about, rows.length ? aboutText(rows, isKube ? (by === JOB ? "job" : by) : "holder", this.context.prices(), isFiltered ? 0 : busy) : "");
-    if (rows.length) this.table.show(rows, holderColumns(by, rows, this.context, isKube), criteria.order || "gpus", (row) => row.key);
+    const none =
+      by === JOB
+        ? "No Job, JobSet, training job, RayCluster or StatefulSet holds a GPU."
+        : busy
+          ? busyText(busy, isKube, picture)
+          : isKube
+            ? "No pod holds a GPU."
+            : "Nobody uses a GPU.";
+    setText(
+      this.message,
+      isFiltered ? "Nothing matches the filter. Press Escape to clear it." : none,
+    );
+    setText(
+      this.about,
+      rows.length
+        ? aboutText(
+            rows,
+            isKube ? (by === JOB ? "job" : by) : "holder",
+            this.context.prices(),
+            isFiltered ? 0 : busy,
+          )
+        : "",
+    );
+    if (rows.length)
+      this.table.show(
+        rows,
+        holderColumns(by, rows, this.context, isKube),
+        criteria.order || "gpus",
+        (row) => row.key,
+      );
   }
 }
 
@@ -89,14 +152,30 @@ export function holderRows(devices, by) {
 function jobRows(rows, jobs) {
   if (!jobs) return rows.filter((row) => row.isOwner);
   const keyOf = (cluster, namespace, name) => `${cluster}/${namespace}/${name}`;
-  const known = new Map(jobs.map((job) => [keyOf(job.cluster ?? "", job.namespace, `${job.kind}/${job.name}`), job]));
+  const known = new Map(
+    jobs.map((job) => [keyOf(job.cluster ?? "", job.namespace, `${job.kind}/${job.name}`), job]),
+  );
   const found = rows.filter((row) => known.has(keyOf(row.cluster, row.namespace, row.name)));
-  for (const row of found) row.slowest = known.get(keyOf(row.cluster, row.namespace, row.name)).slowest;
+  for (const row of found)
+    row.slowest = known.get(keyOf(row.cluster, row.namespace, row.name)).slowest;
   return found;
 }
 
-function namespaceRow({ namespace, hidden = false, cluster = "", allocated_gpus: gpus, idle_gpus: idle, cost_per_hour: cost, waste }) {
-  const row = new HolderRow(`${cluster}/${namespace}`, hidden ? "other namespaces" : namespace, { namespace, cluster }, "namespace");
+function namespaceRow({
+  namespace,
+  hidden = false,
+  cluster = "",
+  allocated_gpus: gpus,
+  idle_gpus: idle,
+  cost_per_hour: cost,
+  waste,
+}) {
+  const row = new HolderRow(
+    `${cluster}/${namespace}`,
+    hidden ? "other namespaces" : namespace,
+    { namespace, cluster },
+    "namespace",
+  );
   row.cost.add(cost);
   row.waste.add(waste?.cost_per_hour);
   return Object.assign(row, { gpus, idleGpus: idle, isKnown: true });
@@ -117,7 +196,9 @@ class HolderRow {
     this.isOwner = Boolean(holder.owner);
     this.ownerLink = holder.owner && holder.pod ? jobHash(holder) : undefined;
     this.link = linkOf(holder, by);
-    this.text = [name, holder.cluster, holder.namespace, holder.owner, holder.pod].join("\n").toLowerCase();
+    this.text = [name, holder.cluster, holder.namespace, holder.owner, holder.pod]
+      .join("\n")
+      .toLowerCase();
     this.nodes = new Set();
     this.pods = new Set();
     this.gpus = this.idleGpus = 0;
@@ -143,7 +224,10 @@ class HolderRow {
     if (longest && !(this.waitsFor?.ratio > longest.ratio)) this.waitsFor = longest;
     this.cost.add(holder.cost);
     this.waste.add(holder.waste);
-    this.idleSince = holder.use === "idle" && holder.idleSince ? Math.max(this.idleSince, holder.idleSince) : Infinity;
+    this.idleSince =
+      holder.use === "idle" && holder.idleSince
+        ? Math.max(this.idleSince, holder.idleSince)
+        : Infinity;
   }
 }
 
@@ -163,8 +247,12 @@ function slowText(slowest) {
 
 // Says why GPUs are busy without a known holder: the problem of a source, or no process.
 function busyText(busy, isKube, { alerts = [] }) {
-  const [what, who] = isKube ? ["no pod holds", "No process of a pod"] : ["it is not known who uses", "No process"];
-  const problem = alerts.find((alert) => alert.sources?.some((source) => HOLDER_SOURCES.has(source)))?.text;
+  const [what, who] = isKube
+    ? ["no pod holds", "No process of a pod"]
+    : ["it is not known who uses", "No process"];
+  const problem = alerts.find((alert) =>
+    alert.sources?.some((source) => HOLDER_SOURCES.has(source)),
+  )?.text;
   const [are, them] = busy === 1 ? ["is", "it"] : ["are", "them"];
   return `${plural(busy, "GPU")} ${are} busy, but ${what} ${them}. ${problem ? plain(problem) : `${who} was found on ${them}.`}`;
 }
@@ -173,11 +261,21 @@ function aboutText(rows, by, currency, busy) {
   const total = (value) => rows.reduce((sum, row) => sum + value(row), 0);
   const idle = total((row) => row.idleGpus);
   const others = by === "pod" ? rows.filter((row) => !row.namespace).length : 0; // users and jobs outside Kubernetes
-  const texts = [plural(rows.length - others, by), others && plural(others, "user or job", "users and jobs"), `${parts(total((row) => row.gpus))} GPUs`];
+  const texts = [
+    plural(rows.length - others, by),
+    others && plural(others, "user or job", "users and jobs"),
+    `${parts(total((row) => row.gpus))} GPUs`,
+  ];
   if (idle) texts.push(`${parts(idle)} idle`);
   if (busy) texts.push(`${plural(busy, "more GPU")} busy, holder unknown`);
   const isPartial = rows.some((row) => row.cost.known < row.cost.added);
-  if (rows.some((row) => row.cost.known)) texts.push(`${isPartial ? "\u2265\u202f" : ""}${perHour(total((row) => row.cost.total), currency)}`);
+  if (rows.some((row) => row.cost.known))
+    texts.push(
+      `${isPartial ? "\u2265\u202f" : ""}${perHour(
+        total((row) => row.cost.total),
+        currency,
+      )}`,
+    );
   return texts.filter(Boolean).join(" \u00b7 ");
 }
 
@@ -186,29 +284,96 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
   const total = (sum) => (sum.known ? sum.total : undefined);
   const isSome = (value) => value > 0;
   const hourly = (price) => money(price, prices());
-  const idleFor = (row) => (Number.isFinite(row.idleSince) && row.idleSince ? now() - row.idleSince : undefined);
+  const idleFor = (row) =>
+    Number.isFinite(row.idleSince) && row.idleSince ? now() - row.idleSince : undefined;
   const columns = [
-    { name: "name", title: isKube ? (by === JOB ? "Job" : KUBE_GROUPS[by].slice(0, -1)) : "User or job", value: (row) => row.name, link: (row) => row.link },
+    {
+      name: "name",
+      title: isKube ? (by === JOB ? "Job" : KUBE_GROUPS[by].slice(0, -1)) : "User or job",
+      value: (row) => row.name,
+      link: (row) => row.link,
+    },
     { name: "cluster", title: "Cluster", value: (row) => row.cluster },
     { name: "namespace", title: "Namespace", value: (row) => row.namespace },
     { name: "owner", title: "Owner", value: (row) => row.owner, link: (row) => row.ownerLink },
-    { name: "slowest", title: "Slowest GPU", isLong: true, value: (row) => slowText(row.slowest), isWarm: Boolean },
-    { name: "node", title: "Node", value: (row) => (row.nodes.size > 1 ? plural(row.nodes.size, "node") : [...row.nodes][0]), link: (row) => (row.nodes.size === 1 ? nodeHash([...row.nodes][0]) : undefined) },
+    {
+      name: "slowest",
+      title: "Slowest GPU",
+      isLong: true,
+      value: (row) => slowText(row.slowest),
+      isWarm: Boolean,
+    },
+    {
+      name: "node",
+      title: "Node",
+      value: (row) => (row.nodes.size > 1 ? plural(row.nodes.size, "node") : [...row.nodes][0]),
+      link: (row) => (row.nodes.size === 1 ? nodeHash([...row.nodes][0]) : undefined),
+    },
     { name: "pods", title: "Pods", value: (row) => row.pods.size || undefined, write: parts },
     { name: "gpus", title: "GPUs", value: (row) => row.gpus, write: parts },
-    { name: "utilisation", title: "Use of the GPU", hint: GPU_USE, value: (row) => row.busy.value, write: percent },
-    { name: "memory", isWide: true, title: "Memory", value: (row) => total(row.used), write: memory },
-    { name: "idle", isWide: true, title: "Idle GPUs", value: (row) => (row.isKnown === false ? undefined : row.idleGpus), write: parts, isWarm: isSome },
+    {
+      name: "utilisation",
+      title: "Use of the GPU",
+      hint: GPU_USE,
+      value: (row) => row.busy.value,
+      write: percent,
+    },
+    {
+      name: "memory",
+      isWide: true,
+      title: "Memory",
+      value: (row) => total(row.used),
+      write: memory,
+    },
+    {
+      name: "idle",
+      isWide: true,
+      title: "Idle GPUs",
+      value: (row) => (row.isKnown === false ? undefined : row.idleGpus),
+      write: parts,
+      isWarm: isSome,
+    },
     { name: "idle_for", title: "Idle for", value: idleFor, write: duration, isWarm: isSome },
     { name: "cost", title: "Cost/h", value: (row) => total(row.cost), write: hourly },
-    { name: "wasted", title: "Wasted/h", value: (row) => row.waste.total, write: hourly, isWarm: isSome },
-    { name: "idle_cost", isDetail: true, title: "Idle cost/h", value: (row) => row.waste.rounded.idle, write: hourly },
-    { name: "underused_cost", isDetail: true, title: "Under-used cost/h", value: (row) => row.waste.rounded.underused, write: hourly },
-    { name: "waiting", title: "Waiting", isLong: true, value: (row) => mean(row.waited), write: (ratio, row) => waitText(ratio, row.waited.known === 1 ? row.waitsFor : undefined) },
+    {
+      name: "wasted",
+      title: "Wasted/h",
+      value: (row) => row.waste.total,
+      write: hourly,
+      isWarm: isSome,
+    },
+    {
+      name: "idle_cost",
+      isDetail: true,
+      title: "Idle cost/h",
+      value: (row) => row.waste.rounded.idle,
+      write: hourly,
+    },
+    {
+      name: "underused_cost",
+      isDetail: true,
+      title: "Under-used cost/h",
+      value: (row) => row.waste.rounded.underused,
+      write: hourly,
+    },
+    {
+      name: "waiting",
+      title: "Waiting",
+      isLong: true,
+      value: (row) => mean(row.waited),
+      write: (ratio, row) => waitText(ratio, row.waited.known === 1 ? row.waitsFor : undefined),
+    },
   ];
-  const unused = { pod: ["pods"], job: ["owner"], owner: ["owner"], namespace: ["owner", "namespace", "idle_for"] }[by];
+  const unused = {
+    pod: ["pods"],
+    job: ["owner"],
+    owner: ["owner"],
+    namespace: ["owner", "namespace", "idle_for"],
+  }[by];
   return columns.filter(({ name, value }, i) => {
     if (i === 0) return true;
-    return !unused.includes(name) && rows.some((row) => value(row) !== undefined && value(row) !== "");
+    return (
+      !unused.includes(name) && rows.some((row) => value(row) !== undefined && value(row) !== "")
+    );
   });
 }

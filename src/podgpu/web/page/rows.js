@@ -22,7 +22,10 @@ export class Rows {
     while (this.list.length < rows.length) this.list.push(new Row());
     this.list.length = rows.length;
     rows.forEach((row, i) => this.list[i].show(device, row, chosen, now, cost, isFull));
-    place(this.element, this.list.map((row) => row.element));
+    place(
+      this.element,
+      this.list.map((row) => row.element),
+    );
   }
 }
 
@@ -30,11 +33,16 @@ export class Rows {
 function rowsOf(device, chosen) {
   const rows = [];
   for (const part of device.parts) {
-    if (!part.ownHolders.length && !chosen) rows.push({ profile: part.profile, part, text: freeText(part.isFree) });
-    part.ownHolders.forEach((holder, i) => rows.push({ profile: i ? "" : part.profile, part, holder }));
+    if (!part.ownHolders.length && !chosen)
+      rows.push({ profile: part.profile, part, text: freeText(part.isFree) });
+    part.ownHolders.forEach((holder, i) =>
+      rows.push({ profile: i ? "" : part.profile, part, holder }),
+    );
   }
   const shared = device.holders.length > 1;
-  device.ownHolders.forEach((holder, i) => rows.push({ tint: shared ? (i % TINTS) + 1 : 0, holder }));
+  device.ownHolders.forEach((holder, i) =>
+    rows.push({ tint: shared ? (i % TINTS) + 1 : 0, holder }),
+  );
   if (!device.held) for (const holder of device.lastHolders) rows.push({ holder, isLast: true });
   if (!rows.length) rows.push({ text: holderText(device) });
   return rows;
@@ -65,11 +73,28 @@ class Row {
     this.wait = h("span", { class: "row-wait" });
     this.memory = h("span", { class: "row-figure row-memory" });
     this.cost = h("span", { class: "row-figure row-cost" });
-    const parts = [this.profile, this.swatch, this.last, this.name, this.idle, this.ratio, this.wait, this.memory, this.cost];
+    const parts = [
+      this.profile,
+      this.swatch,
+      this.last,
+      this.name,
+      this.idle,
+      this.ratio,
+      this.wait,
+      this.memory,
+      this.cost,
+    ];
     this.element = h("li", {}, ...parts);
   }
 
-  show(device, { holder, part, profile = "", tint = 0, text = "", isLast = false }, chosen, now, currency, isFull) {
+  show(
+    device,
+    { holder, part, profile = "", tint = 0, text = "", isLast = false },
+    chosen,
+    now,
+    currency,
+    isFull,
+  ) {
     const isOther = holder && chosen && !chosen(holder);
     setClass(this.element, `row${holder ? "" : " row-free"}${isOther ? " row-other" : ""}`);
     showText(this.profile, plain(profile));
@@ -78,12 +103,15 @@ class Row {
     setClass(this.swatch, `swatch tint-${tint}`);
     this.last.hidden = !isLast;
     this.showName(holder, text);
-    const alone = !holder || isLast || (!isFull && device.holders.length < 2 && !device.parts.length);
+    const alone =
+      !holder || isLast || (!isFull && device.holders.length < 2 && !device.parts.length);
     const since = holder?.use === "idle" ? holder.idleSince : undefined;
-    const idle = alone || device.isIdle || since === undefined ? "" : `idle ${duration(now - since)}`;
+    const idle =
+      alone || device.isIdle || since === undefined ? "" : `idle ${duration(now - since)}`;
     showText(this.idle, idle);
     const isPast = device.absent || device.old; // its usage is out of date
-    const repeats = isPast || (alone && (device.utilization !== undefined || holder?.utilization === undefined));
+    const repeats =
+      isPast || (alone && (device.utilization !== undefined || holder?.utilization === undefined));
     showText(this.ratio, repeats || idle ? "" : percent(ownUtilization(device, holder)));
     const hasWaited = holder?.waited >= LEAST_WAIT && !isPast;
     showText(this.wait, hasWaited ? `waited ${waitText(holder.waited, holder.waitsFor[0])}` : "");
@@ -99,7 +127,10 @@ class Row {
     showText(this.namespace, linked && holder.namespace ? `${plain(holder.namespace)}/` : "");
     const user = holder?.name.startsWith("job ") && holder.user ? ` (${holder.user})` : "";
     setText(this.pod, plain(linked ? holder.pod : `${holder?.name ?? text}${user}`));
-    showText(this.container, plain(holder?.shownContainer || (holder?.running ? commandsOf(holder) : "")));
+    showText(
+      this.container,
+      plain(holder?.shownContainer || (holder?.running ? commandsOf(holder) : "")),
+    );
     const full = holder && plain([holder.name, holder.container].filter(Boolean).join("/"));
     const owner = holder?.owner ? ` (${plain(holder.owner)})` : "";
     setAttribute(this.name, "title", full && `${full}${owner}`);
@@ -110,7 +141,9 @@ class Row {
 export function waitText(waited, longest) {
   if (!longest) return percent(waited);
   const part = percent(longest.ratio);
-  return part === percent(waited) ? `${part} for ${plain(longest.name)}` : `${percent(waited)} (${part} for ${plain(longest.name)})`;
+  return part === percent(waited)
+    ? `${part} for ${plain(longest.name)}`
+    : `${percent(waited)} (${part} for ${plain(longest.name)})`;
 }
 
 export function showText(element, text) {

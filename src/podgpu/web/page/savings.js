@@ -3,7 +3,19 @@
 import { noneText, Question } from "./ask.js";
 import { podHash, wordsOf, writeHash } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
-import { amount, duration, localTimes, memory, money, parts, percent, plural, span, totalMoney, UNKNOWN } from "./format.js";
+import {
+  amount,
+  duration,
+  localTimes,
+  memory,
+  money,
+  parts,
+  percent,
+  plural,
+  span,
+  totalMoney,
+  UNKNOWN,
+} from "./format.js";
 import { Table } from "./table.js";
 import { WasteSummary } from "./waste.js";
 
@@ -26,7 +38,9 @@ export class Savings {
     this.question = new Question(onAnswer);
     this.limit = AT_ONCE;
     this.ranges = RANGES.map((range) => h("a", {}, range));
-    this.kinds = Object.entries(KINDS).map(([name, title]) => h("a", { title: MEANINGS[name] }, title));
+    this.kinds = Object.entries(KINDS).map(([name, title]) =>
+      h("a", { title: MEANINGS[name] }, title),
+    );
     this.about = h("p", { class: "about" });
     this.csv = h("a", { class: "quiet", download: "" }, "CSV");
     this.sums = h("dl", { class: "facts sums" });
@@ -38,14 +52,34 @@ export class Savings {
     this.left = h("details", { class: "under-used" }, this.leftSummary, this.leftList);
     this.sharedAbout = h("p", { class: "about" });
     this.sharedTable = sortable("Pods that share GPUs already");
-    this.shared = h("section", {}, h("h2", {}, "Pods that share GPUs already"), this.sharedAbout, this.sharedTable.element);
+    this.shared = h(
+      "section",
+      {},
+      h("h2", {}, "Pods that share GPUs already"),
+      this.sharedAbout,
+      this.sharedTable.element,
+    );
     this.notes = h("p", { class: "message" });
     const tabs = (label, links) => h("nav", { class: "tabs", "aria-label": label }, ...links);
     this.waste = new WasteSummary(onAnswer);
     const head = h("div", { class: "table-head" }, tabs("Range", this.ranges));
     const kinds = h("div", { class: "table-head" }, tabs("Kind", this.kinds), this.about, this.csv);
     const title = h("h2", { class: "savings-title" }, "What could be given back?");
-    this.element = h("div", { class: "savings" }, head, this.waste.element, title, kinds, this.sums, this.message, this.list, this.more, this.left, this.shared, this.notes);
+    this.element = h(
+      "div",
+      { class: "savings" },
+      head,
+      this.waste.element,
+      title,
+      kinds,
+      this.sums,
+      this.message,
+      this.list,
+      this.more,
+      this.left,
+      this.shared,
+      this.notes,
+    );
     this.more.addEventListener("click", () => {
       this.limit += AT_ONCE;
       this.drawn = undefined;
@@ -62,16 +96,29 @@ export class Savings {
   show(criteria, waiting) {
     const range = RANGES.includes(criteria.range) ? criteria.range : "7d";
     const kind = criteria.by in KINDS ? criteria.by : "";
-    const here = { view: "savings", q: criteria.q, cluster: criteria.cluster, ns: criteria.ns, range, by: kind };
+    const here = {
+      view: "savings",
+      q: criteria.q,
+      cluster: criteria.cluster,
+      ns: criteria.ns,
+      range,
+      by: kind,
+    };
     RANGES.forEach((other, i) => mark(this.ranges[i], { ...here, range: other }, other === range));
-    Object.keys(KINDS).forEach((other, i) => mark(this.kinds[i], { ...here, by: other }, other === kind));
+    Object.keys(KINDS).forEach((other, i) =>
+      mark(this.kinds[i], { ...here, by: other }, other === kind),
+    );
     const url = `api/v1/savings?range=${range}`;
     setAttribute(this.csv, "href", `${url}&format=csv`);
     const { state, data, message } = this.question.want(url, EVERY_SECONDS);
     this.waste.show(range, criteria, waiting, data);
     const lines = (data?.advice ?? []).filter((line) => isMatch(line, kind, criteria));
     const isFiltered = Boolean(criteria.q || criteria.cluster || criteria.ns || kind);
-    this.current = { data, lines, key: JSON.stringify([kind, criteria.q, criteria.cluster, criteria.ns]) };
+    this.current = {
+      data,
+      lines,
+      key: JSON.stringify([kind, criteria.q, criteria.cluster, criteria.ns]),
+    };
     const none = data?.advice?.length && isFiltered ? "No line matches the filter." : SHORT_UNKNOWN;
     this.message.hidden = lines.length > 0;
     this.isShort = data?.computed === false; // the first note says what is missing
@@ -89,19 +136,33 @@ export class Savings {
     this.drawn = data;
     this.drawnKey = key;
     place(this.sums, data && !this.isShort ? sumsOf(data) : []);
-    place(this.list, lines.slice(0, this.limit).map((line) => lineOf(line, data)));
+    place(
+      this.list,
+      lines.slice(0, this.limit).map((line) => lineOf(line, data)),
+    );
     this.more.hidden = lines.length <= this.limit;
     setText(this.more, `Show more: ${plural(lines.length - this.limit, "line")} left`);
     this.showLeft(data?.left_out ?? []);
     this.showShared(data);
-    setText(this.notes, (data?.notes ?? []).slice(this.isShort ? 1 : 0).map(localTimes).join(" \u00b7 "));
+    setText(
+      this.notes,
+      (data?.notes ?? [])
+        .slice(this.isShort ? 1 : 0)
+        .map(localTimes)
+        .join(" \u00b7 "),
+    );
   }
 
   showLeft(rows) {
     this.left.hidden = !rows.length;
     const pods = rows.reduce((sum, row) => sum + row.pods, 0);
     setText(this.leftSummary, `${plural(pods, "pod")} without a recommendation`);
-    place(this.leftList, rows.map((row) => h("li", {}, `${plain(row.says)}: ${plural(row.pods, "pod")}, ${gpus(row.gpus)}`)));
+    place(
+      this.leftList,
+      rows.map((row) =>
+        h("li", {}, `${plain(row.says)}: ${plural(row.pods, "pod")}, ${gpus(row.gpus)}`),
+      ),
+    );
   }
 
   showShared(data) {
@@ -109,7 +170,10 @@ export class Savings {
     this.shared.hidden = !rows.length;
     if (!rows.length) return;
     const points = (ratio) => `${(100 * ratio).toFixed(1)}\u202fpoints`;
-    setText(this.sharedAbout, `What the model predicts from their busy time, and what was measured. Mean error: ${points(data.prediction_error_ratio)}.`);
+    setText(
+      this.sharedAbout,
+      `What the model predicts from their busy time, and what was measured. Mean error: ${points(data.prediction_error_ratio)}.`,
+    );
     const share = (name, title) => ({ name, title, value: (row) => row[name], write: tenths });
     const error = (row) => Math.abs(row.predicted_wait - row.measured_wait);
     const columns = [
@@ -126,10 +190,14 @@ export class Savings {
 
 // A table with its own order. That of other tables is in the address.
 function sortable(label) {
-  const table = new Table(label, (order) => {
-    const [rows, columns, , keyOf] = table.shown;
-    table.show(rows, columns, order, keyOf);
-  }, false);
+  const table = new Table(
+    label,
+    (order) => {
+      const [rows, columns, , keyOf] = table.shown;
+      table.show(rows, columns, order, keyOf);
+    },
+    false,
+  );
   return table;
 }
 
@@ -142,14 +210,22 @@ function isMatch(line, kind, { q, cluster, ns }) {
   if (kind && line.kind !== kind) return false;
   const words = wordsOf(q);
   const of = (pod) => {
-    const text = `${nameOf(pod)}\n${pod.owner ? `${pod.owner.kind}/${pod.owner.name}` : ""}\n${pod.node ?? ""}\n${line.model ?? ""}`.toLowerCase();
-    return (!cluster || pod.cluster === cluster) && (!ns || pod.namespace === ns) && words.every((word) => text.includes(word));
+    const text =
+      `${nameOf(pod)}\n${pod.owner ? `${pod.owner.kind}/${pod.owner.name}` : ""}\n${pod.node ?? ""}\n${line.model ?? ""}`.toLowerCase();
+    return (
+      (!cluster || pod.cluster === cluster) &&
+      (!ns || pod.namespace === ns) &&
+      words.every((word) => text.includes(word))
+    );
   };
   return line.pods.some(of);
 }
 
 function sumsOf({ totals, kinds, currency }) {
-  const month = (monthly) => (monthly.cost === undefined ? gpus(monthly.gpus) : `${gpus(monthly.gpus)}, ${totalMoney(monthly.cost, currency)} per month`);
+  const month = (monthly) =>
+    monthly.cost === undefined
+      ? gpus(monthly.gpus)
+      : `${gpus(monthly.gpus)}, ${totalMoney(monthly.cost, currency)} per month`;
   const facts = [
     fact("Held now", month(filled(totals.before))),
     fact("Could be given back", month(filled(totals.saved))),
@@ -171,9 +247,13 @@ function filled(monthly) {
 function lineOf(line, { currency }) {
   const saved = filled(line.saved);
   const then = line.kind === "stop" ? "no GPU" : plain(line.target ?? "");
-  const gain = line.kind === "pack" ? `${gpus(line.freed_gpus)} together` : `saves ${gpus(saved.gpus)}`;
+  const gain =
+    line.kind === "pack" ? `${gpus(line.freed_gpus)} together` : `saves ${gpus(saved.gpus)}`;
   const price = saved.cost ? `, ${money(saved.cost, currency)} per month` : "";
-  const names = line.pods.length > 3 ? `${line.pods.slice(0, 2).map(nameOf).join(", ")} and ${plural(line.pods.length - 2, "pod")} more` : line.pods.map(nameOf).join(", ");
+  const names =
+    line.pods.length > 3
+      ? `${line.pods.slice(0, 2).map(nameOf).join(", ")} and ${plural(line.pods.length - 2, "pod")} more`
+      : line.pods.map(nameOf).join(", ");
   const head = h(
     "summary",
     {},
@@ -184,24 +264,57 @@ function lineOf(line, { currency }) {
   );
   const table = sortable("Pods of this line");
   table.show(line.pods, podColumns(line), "-pod", nameOf);
-  const texts = h("dl", { class: "saving-texts" }, fact("Assumes", plain(line.assumes)), fact("Wrong if", plain(line.falsified_by)));
-  const cost = line.cost === undefined ? "" : ` In this range, its GPUs cost ${money(line.cost, currency)}.`;
-  return h("li", {}, h("details", {}, head, h("p", {}, `${plain(line.says)}${cost}`), table.element, texts));
+  const texts = h(
+    "dl",
+    { class: "saving-texts" },
+    fact("Assumes", plain(line.assumes)),
+    fact("Wrong if", plain(line.falsified_by)),
+  );
+  const cost =
+    line.cost === undefined ? "" : ` In this range, its GPUs cost ${money(line.cost, currency)}.`;
+  return h(
+    "li",
+    {},
+    h("details", {}, head, h("p", {}, `${plain(line.says)}${cost}`), table.element, texts),
+  );
 }
 
 function podColumns(line) {
-  const busy = (name, title) => ({ name, title, value: (pod) => pod[name], write: line.kind === "share" ? tenths : parts });
+  const busy = (name, title) => ({
+    name,
+    title,
+    value: (pod) => pod[name],
+    write: line.kind === "share" ? tenths : parts,
+  });
   const unit = line.kind === "share" ? "" : ", GPUs";
   const columns = [
     { name: "pod", title: "Pod", value: nameOf, link: linkOf },
-    { name: "owner", title: "Owner", value: (pod) => (pod.owner ? `${pod.owner.kind}/${pod.owner.name}` : undefined) },
-    { name: "node", title: "Node", value: (pod) => (pod.to_node ? `${pod.node} \u2192 ${pod.to_node}` : pod.node) },
+    {
+      name: "owner",
+      title: "Owner",
+      value: (pod) => (pod.owner ? `${pod.owner.kind}/${pod.owner.name}` : undefined),
+    },
+    {
+      name: "node",
+      title: "Node",
+      value: (pod) => (pod.to_node ? `${pod.node} \u2192 ${pod.to_node}` : pod.node),
+    },
     { name: "gpus", title: "GPUs", value: (pod) => pod.gpus, write: parts },
     busy("busy", `Busy alone${unit}`),
     busy("peak_busy", `Peak of 5 min${unit}`),
     { name: "wait", title: "Would wait", value: (pod) => pod.wait, write: tenths },
-    { name: "slowdown", title: "Slowdown", value: (pod) => pod.slowdown, write: (factor) => factor.toFixed(2) },
-    { name: "worst", title: "In the worst 5 min", value: (pod) => pod.worst_slowdown, write: (factor) => factor.toFixed(2) },
+    {
+      name: "slowdown",
+      title: "Slowdown",
+      value: (pod) => pod.slowdown,
+      write: (factor) => factor.toFixed(2),
+    },
+    {
+      name: "worst",
+      title: "In the worst 5 min",
+      value: (pod) => pod.worst_slowdown,
+      write: (factor) => factor.toFixed(2),
+    },
     { name: "memory", title: "Memory peak", value: (pod) => pod.peak_memory_bytes, write: memory },
     { name: "idle", title: "Idle for", value: (pod) => pod.idle_seconds, write: duration },
   ];
@@ -209,7 +322,11 @@ function podColumns(line) {
 }
 
 function tenths(ratio) {
-  return ratio === undefined ? UNKNOWN : ratio >= 0.1 ? percent(ratio) : `${(100 * ratio).toFixed(1)}\u202f%`;
+  return ratio === undefined
+    ? UNKNOWN
+    : ratio >= 0.1
+      ? percent(ratio)
+      : `${(100 * ratio).toFixed(1)}\u202f%`;
 }
 
 function gpus(number) {

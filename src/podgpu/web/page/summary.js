@@ -18,16 +18,27 @@ const VERDICTS = {
   hardly_used: ["Hardly used", "warning"],
 };
 // What slowed a pod down. The server ranks these causes, and says which of them matter.
-const LASTING = { waiting: "waited for other containers", throttling: "throttled", failing: "with a lost or failing GPU" };
+const LASTING = {
+  waiting: "waited for other containers",
+  throttling: "throttled",
+  failing: "with a lost or failing GPU",
+};
 // Known only for the current moment.
 const CURRENT = {
   low_activity: (ratio) => `tensor cores active only ${percent(ratio)} now`,
   pcie: (rate) => `${traffic(rate)} over PCIe now`,
   nvlink: (rate) => `${traffic(rate)} over NVLink now`,
 };
-const SCALE = "From 60 % busy (on a shared GPU: of its share) it counts as well used, below 20 % as hardly used. Busy means that something ran, not how much.";
-const WHY_LOW = "It may wait for data, or start many small kernels. A job without matrix multiplications looks the same.";
-const SIGNS = { found: ["\u25b2", "yes"], none: ["\u2713", "no"], not_measured: ["?", "not measured"], not_applicable: ["\u2013", "does not apply"] };
+const SCALE =
+  "From 60 % busy (on a shared GPU: of its share) it counts as well used, below 20 % as hardly used. Busy means that something ran, not how much.";
+const WHY_LOW =
+  "It may wait for data, or start many small kernels. A job without matrix multiplications looks the same.";
+const SIGNS = {
+  found: ["\u25b2", "yes"],
+  none: ["\u2713", "no"],
+  not_measured: ["?", "not measured"],
+  not_applicable: ["\u2013", "does not apply"],
+};
 const SHARED = "Tensor activity is not known on a shared GPU.";
 
 export class Summary {
@@ -41,8 +52,22 @@ export class Summary {
     this.hint = h("p", { class: "hint-box" });
     this.answer = h("p", { class: "slow-answer" });
     this.checks = h("ul", { class: "slow-checks" });
-    this.checked = h("section", { class: "slow" }, h("h2", {}, "Why is it slow?"), this.answer, this.checks);
-    this.head = h("div", { class: "judged" }, this.slow, this.verdict, this.why, this.hint, this.checked); // the page of the pod begins with it
+    this.checked = h(
+      "section",
+      { class: "slow" },
+      h("h2", {}, "Why is it slow?"),
+      this.answer,
+      this.checks,
+    );
+    this.head = h(
+      "div",
+      { class: "judged" },
+      this.slow,
+      this.verdict,
+      this.why,
+      this.hint,
+      this.checked,
+    ); // the page of the pod begins with it
     this.element = h("section", { class: "summary" }, h("h2", {}, this.title), this.facts);
   }
 
@@ -58,7 +83,12 @@ export class Summary {
     this.life = undefined; // start, and end unless it still runs
     if (state !== "ready") return;
     this.life = [data.from, data.to];
-    setText(this.title, data.to === undefined ? `Since ${moment(data.from)}` : `From ${moment(data.from)} to ${moment(data.to)}`);
+    setText(
+      this.title,
+      data.to === undefined
+        ? `Since ${moment(data.from)}`
+        : `From ${moment(data.from)} to ${moment(data.to)}`,
+    );
     place(this.facts, factsOf(data, whole));
     const { text, colour, why } = judge(data);
     this.verdict.hidden = this.why.hidden = !text;
@@ -81,7 +111,10 @@ export class Summary {
     const isFound = checks.some(({ state }) => state === "found");
     this.answer.hidden = isFound; // the first lines of the list say it
     setText(this.answer, plain(answer));
-    setClass(this.answer, `slow-answer${checks.some(({ state }) => state === "not_measured") ? "" : " is-good"}`);
+    setClass(
+      this.answer,
+      `slow-answer${checks.some(({ state }) => state === "not_measured") ? "" : " is-good"}`,
+    );
     place(this.checks, checks.map(checkElement));
   }
 }
@@ -94,14 +127,25 @@ function checkElement({ state, title, says, do: advice }) {
     { class: `slow-check is-${state}` },
     h("span", { class: "slow-sign", "aria-hidden": "true" }, sign),
     h("span", { class: "slow-name" }, plain(title), `: ${word}`),
-    h("span", { class: "slow-says" }, `${plain(says)}.`, advice ? h("span", { class: "slow-do" }, ` ${todo}${plain(advice)}.`) : undefined),
+    h(
+      "span",
+      { class: "slow-says" },
+      `${plain(says)}.`,
+      advice ? h("span", { class: "slow-do" }, ` ${todo}${plain(advice)}.`) : undefined,
+    ),
   );
 }
 
 function slowElement({ node, index, uuid, says }) {
   const name = index === undefined ? "a GPU" : `GPU ${index}`;
   const link = h("a", { href: gpuHash(uuid) }, plain(`${name} of ${node}`));
-  return h("span", {}, "Its job has a slow GPU, for which all its pods may wait. ", link, `: ${plain(says.charAt(0).toLowerCase() + says.slice(1))}`);
+  return h(
+    "span",
+    {},
+    "Its job has a slow GPU, for which all its pods may wait. ",
+    link,
+    `: ${plain(says.charAt(0).toLowerCase() + says.slice(1))}`,
+  );
 }
 
 // Returns the sentence for the server's verdict, its colour, and the values and assumption behind it. Tensor, memory and
@@ -113,7 +157,10 @@ function judge(data) {
 
   const busy = `busy ${percent(data.mean_device_use)} of the time${shared && share > 0 ? `, ${percent(share)} of its share` : ""}`;
   const values = valuesOf(data);
-  const slow = causes.filter(({ cause }) => cause in LASTING).map(lastingText).join(", ");
+  const slow = causes
+    .filter(({ cause }) => cause in LASTING)
+    .map(lastingText)
+    .join(", ");
   const current = currentText(causes);
   if (verdict === "slowed_down") {
     const also = current ? `, and ${current}` : "";
@@ -121,11 +168,22 @@ function judge(data) {
   }
   if (verdict === "little_computed") {
     const low = current || `power only ${percent(powerRatio(data))} of the limit`;
-    return { text: `${words}: ${busy}, but ${low}${slow ? `; ${slow}` : ""}`, colour, why: `${values} ${WHY_LOW}` };
+    return {
+      text: `${words}: ${busy}, but ${low}${slow ? `; ${slow}` : ""}`,
+      colour,
+      why: `${values} ${WHY_LOW}`,
+    };
   }
   const but = slow ? `, but ${slow}` : "";
-  const rest = tensor === undefined || verdict === "hardly_used" ? "" : `, tensor cores active ${percent(tensor)} now`;
-  return { text: `${words}${but}: ${busy}${rest}`, colour: slow && colour === "good" ? "old" : colour, why: `${values} ${SCALE}` };
+  const rest =
+    tensor === undefined || verdict === "hardly_used"
+      ? ""
+      : `, tensor cores active ${percent(tensor)} now`;
+  return {
+    text: `${words}${but}: ${busy}${rest}`,
+    colour: slow && colour === "good" ? "old" : colour,
+    why: `${values} ${SCALE}`,
+  };
 }
 
 // Returns the sentence below the verdict, with the current activity and the mean power.
@@ -140,7 +198,9 @@ function valuesOf(data) {
     current.length > 0 && `Now: busy ${percent(now)}, ${current.join(", ")} of the time.`,
     power !== undefined && `Mean power: ${percent(power)} of the limit.`,
     shared && SHARED,
-  ].filter(Boolean).join(" ");
+  ]
+    .filter(Boolean)
+    .join(" ");
 }
 
 // A brief cause was long, but only a small share of the time.
@@ -151,7 +211,10 @@ function lastingText({ cause, seconds, ratio, brief }) {
 
 // Says why a GPU that is busy computes little now. Empty if it does not, or if it is not known.
 function currentText(causes) {
-  return causes.filter(({ cause }) => cause in CURRENT).map(({ cause, value }) => CURRENT[cause](value)).join(", ");
+  return causes
+    .filter(({ cause }) => cause in CURRENT)
+    .map(({ cause, value }) => CURRENT[cause](value))
+    .join(", ");
 }
 
 function traffic(bytesPerSecond) {
@@ -174,7 +237,11 @@ function factsOf(data, whole) {
     fact("Duration", duration(data.duration_seconds)),
     fact("GPU-hours", amount(data.gpu_hours)),
     known(`Mean use of the ${whole}`, data.mean_device_use, percent),
-    known(`Peak use of the ${whole}${data.step_seconds ? `, ${duration(data.step_seconds)} mean` : ""}`, data.peak_use, percent),
+    known(
+      `Peak use of the ${whole}${data.step_seconds ? `, ${duration(data.step_seconds)} mean` : ""}`,
+      data.peak_use,
+      percent,
+    ),
     known(`Peak memory${ofOne}`, data.peak_memory_bytes, memory),
     known(`Mean power${ofOne}`, data.mean_power_watts, watts),
     known("Idle", data.idle_hours || undefined, (hours) => `${amount(hours)}\u00a0GPU-hours`),

@@ -18,7 +18,16 @@ export class Table {
     this.body = h("tbody");
     this.more = h("button", { type: "button", class: "more" });
     const table = h("table", {}, h("thead", {}, this.head), this.body);
-    this.scroll = h("div", { class: "scroll", tabindex: "0", role: isLandmark ? "region" : "group", "aria-label": label }, table);
+    this.scroll = h(
+      "div",
+      {
+        class: "scroll",
+        tabindex: "0",
+        role: isLandmark ? "region" : "group",
+        "aria-label": label,
+      },
+      table,
+    );
     this.element = h("div", {}, this.scroll, this.more);
     this.more.addEventListener("click", () => {
       this.limit += AT_ONCE;
@@ -49,18 +58,28 @@ export class Table {
     if (names !== this.names) {
       this.names = names;
       this.rows.clear();
-      const button = (column) => h("button", { type: "button", name: column.name, title: column.hint }, column.title);
-      place(this.head, columns.map((column) => h("th", { scope: "col", class: kindOf(column) }, button(column))));
+      const button = (column) =>
+        h("button", { type: "button", name: column.name, title: column.hint }, column.title);
+      place(
+        this.head,
+        columns.map((column) => h("th", { scope: "col", class: kindOf(column) }, button(column))),
+      );
     }
     this.columns = columns;
-    this.order = columns.some((column) => column.name === order.replace(/^-/, "")) ? order : columns[0].name;
+    this.order = columns.some((column) => column.name === order.replace(/^-/, ""))
+      ? order
+      : columns[0].name;
     const by = this.order.replace(/^-/, "");
     const isUp = this.order.startsWith("-");
     columns.forEach((column, i) => {
       const direction = isUp ? "ascending" : "descending";
       setAttribute(this.head.children[i], "aria-sort", column.name === by ? direction : undefined);
     });
-    this.ordered = ordered(rows, columns.find((column) => column.name === by), isUp);
+    this.ordered = ordered(
+      rows,
+      columns.find((column) => column.name === by),
+      isUp,
+    );
     const drawn = this.ordered.slice(0, this.limit);
     const kept = new Map();
     for (const row of drawn) kept.set(keyOf(row), this.row(row, keyOf(row)));
@@ -72,7 +91,8 @@ export class Table {
 
   row(row, key) {
     let element = this.rows.get(key);
-    if (!element) element = h("tr", {}, ...this.columns.map((column, i) => cellOf(column, i === 0)));
+    if (!element)
+      element = h("tr", {}, ...this.columns.map((column, i) => cellOf(column, i === 0)));
     this.columns.forEach((column, i) => {
       const cell = element.children[i];
       if (column.link) setAttribute(cell.firstElementChild, "href", column.link(row));
@@ -80,7 +100,11 @@ export class Table {
       setText(cell.querySelector("bdi"), text);
       const isShort = !column.write && text.length <= ONE_LINE;
       const value = column.value(row);
-      const kinds = [i > 0 && kindOf(column), text === UNKNOWN && "is-unknown", isShort && "is-short"];
+      const kinds = [
+        i > 0 && kindOf(column),
+        text === UNKNOWN && "is-unknown",
+        isShort && "is-short",
+      ];
       kinds.push(column.isWarm?.(value, row) && "wasted", column.isBad?.(value, row) && "bad");
       setClass(cell, kinds.filter(Boolean).join(" "));
     });
@@ -90,14 +114,18 @@ export class Table {
   // Returns all rows in their order as tab-separated lines for a spreadsheet.
   asText() {
     const cell = (text) => text.replace(/[\t\n]/g, " ");
-    const lines = this.ordered.map((row) => this.columns.map((column) => cell(textOf(column, row))).join("\t"));
+    const lines = this.ordered.map((row) =>
+      this.columns.map((column) => cell(textOf(column, row))).join("\t"),
+    );
     return [this.columns.map((column) => column.title).join("\t"), ...lines].join("\n");
   }
 }
 
 function cellOf(column, isName) {
   const text = column.link ? h("a", {}, h("bdi")) : h("bdi");
-  return isName ? h("th", { scope: "row" }, text) : h("td", { class: kindOf(column), "data-title": column.title }, text);
+  return isName
+    ? h("th", { scope: "row" }, text)
+    : h("td", { class: kindOf(column), "data-title": column.title }, text);
 }
 
 function kindOf(column) {
@@ -120,7 +148,9 @@ function ordered(rows, by, isUp) {
     .map((row) => [by.value(row), row])
     .sort(([a], [b]) => {
       if (!isKnown(a) || !isKnown(b)) return Number(isKnown(b)) - Number(isKnown(a));
-      return sign * (by.write ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+      return (
+        sign * (by.write ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }))
+      );
     })
     .map(([, row]) => row);
 }

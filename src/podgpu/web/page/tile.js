@@ -29,7 +29,9 @@ export class Tile {
     this.power = new Figure("Power");
     this.temperature = new Figure("Temperature");
     this.price = new Figure("Cost per hour");
-    const figures = [this.memory, this.power, this.temperature, this.price].map((figure) => figure.element);
+    const figures = [this.memory, this.power, this.temperature, this.price].map(
+      (figure) => figure.element,
+    );
     this.figures = h("dl", { class: "figures" }, ...figures);
     this.gaugeFill = h("span", { class: "gauge-fill" });
     this.gauge = h("span", { class: "gauge", "aria-hidden": "true" }, this.gaugeFill);
@@ -57,7 +59,10 @@ export class Tile {
     setText(this.name, device.name);
     setAttribute(this.name, "href", gpuHash(device.uuid));
     setAttribute(this.name, "title", plain(device.uuid));
-    setText(this.model, plain(device.model.replace(/-(SXM\d?|PCIe)-/i, " ").replace(/ HBM\w+$/, "")));
+    setText(
+      this.model,
+      plain(device.model.replace(/-(SXM\d?|PCIe)-/i, " ").replace(/ HBM\w+$/, "")),
+    );
     setAttribute(this.model, "title", plain(device.model));
     setText(this.node, showNode ? plain(device.node) : "");
     this.updateBadge(device, now);
@@ -69,9 +74,16 @@ export class Tile {
   }
 
   updateFigures(device) {
-    const own = this.chosen && (device.holders.length > 1 || device.parts.length) ? device.holders.find(this.chosen) : undefined;
+    const own =
+      this.chosen && (device.holders.length > 1 || device.parts.length)
+        ? device.holders.find(this.chosen)
+        : undefined;
     setText(this.ratio, percent(own ? ownUtilization(device, own) : device.utilization));
-    setAttribute(this.ratio, "title", device.parts.length && !own ? "Mean of its instances, by compute slices" : undefined);
+    setAttribute(
+      this.ratio,
+      "title",
+      device.parts.length && !own ? "Mean of its instances, by compute slices" : undefined,
+    );
     showText(this.whole, own ? wholeText(device, own.part) : "");
     place(this.bar, segments(device, own));
     this.memory.show(memoryOf(device.memoryUsed, device.memoryTotal));
@@ -83,8 +95,14 @@ export class Tile {
     this.price.show(perHour(device.price, currency));
     this.gaugeFill.style.width = `${100 * Math.min(1, device.memoryUsed / device.memoryTotal || 0)}%`;
     const { history, interval } = this.context;
-    const values = own ? history.ofHolder(device, own, interval()) : history.ofDevice(device, interval());
-    setAttribute(this.spark.element, "hidden", own && values.filter((value) => value !== undefined).length < FEWEST_VALUES);
+    const values = own
+      ? history.ofHolder(device, own, interval())
+      : history.ofDevice(device, interval());
+    setAttribute(
+      this.spark.element,
+      "hidden",
+      own && values.filter((value) => value !== undefined).length < FEWEST_VALUES,
+    );
     this.spark.draw(values);
   }
 
@@ -101,7 +119,9 @@ export class Tile {
 // Returns the text after the use of a holder: "12 %" is followed by "of 34 % total".
 function wholeText(device, part) {
   if (!part) return `of ${percent(device.utilization)} total`;
-  return part.ownHolders.length > 1 ? `of ${percent(part.utilization)} of its instance` : "of its instance";
+  return part.ownHolders.length > 1
+    ? `of ${percent(part.utilization)} of its instance`
+    : "of its instance";
 }
 
 function classOf(device, showNode) {
@@ -118,16 +138,26 @@ export class Troubles {
 
   show(device, now) {
     this.element.hidden = !device.conditions.length;
-    const texts = device.conditions.map((condition) => [condition, sinceText(condition.since, now)]);
+    const texts = device.conditions.map((condition) => [
+      condition,
+      sinceText(condition.since, now),
+    ]);
     const written = JSON.stringify(texts);
     if (written === this.written) return;
     this.written = written;
-    place(this.element, texts.map(([condition, since]) => trouble(condition, since)));
+    place(
+      this.element,
+      texts.map(([condition, since]) => trouble(condition, since)),
+    );
   }
 }
 
 function trouble(condition, since) {
-  const says = h("span", { class: "trouble-says" }, plain(condition.says || conditionTitle(condition.name)));
+  const says = h(
+    "span",
+    { class: "trouble-says" },
+    plain(condition.says || conditionTitle(condition.name)),
+  );
   const when = since && h("span", { class: "trouble-since" }, since);
   const advice = condition.do && h("span", { class: "trouble-do" }, ...coded(condition.do));
   return h("li", {}, says, when || undefined, advice || undefined);
@@ -174,12 +204,18 @@ function segments(device, own) {
   if (device.parts.length) {
     return device.parts.map((part) => {
       const kind = part.isFree ? "segment is-free" : "segment";
-      return segment(kind, part.amount, [[!own || own.part === part ? 1 : "rest", part.utilization]]);
+      return segment(kind, part.amount, [
+        [!own || own.part === part ? 1 : "rest", part.utilization],
+      ]);
     });
   }
   const known = device.holders.filter((holder) => holder.utilization !== undefined);
-  if (device.holders.length < 2 || !known.length) return [segment("segment", 1, [[1, device.utilization]])];
-  const fills = device.holders.map((holder, i) => [!own || holder === own ? (i % TINTS) + 1 : "rest", holder.utilization]);
+  if (device.holders.length < 2 || !known.length)
+    return [segment("segment", 1, [[1, device.utilization]])];
+  const fills = device.holders.map((holder, i) => [
+    !own || holder === own ? (i % TINTS) + 1 : "rest",
+    holder.utilization,
+  ]);
   const rest = device.utilization - known.reduce((sum, holder) => sum + holder.utilization, 0);
   return [segment("segment", 1, rest > 0.005 ? [...fills, ["rest", rest]] : fills)];
 }
@@ -216,9 +252,20 @@ function label(device, now) {
     : device.lastHolders.length
       ? `last held by ${names(device.lastHolders)}`
       : holderText(device).toLowerCase();
-  const wrong = device.broken ? `broken: ${brokenText(device)}` : device.refused ? conditionTitle(KUBERNETES_UNHEALTHY) : "";
+  const wrong = device.broken
+    ? `broken: ${brokenText(device)}`
+    : device.refused
+      ? conditionTitle(KUBERNETES_UNHEALTHY)
+      : "";
   const load = device.absent || device.gone ? "" : percent(device.utilization);
-  const texts = [`${device.name} of ${plain(device.node)}`, plain(device.model), wrong, load, who, idleText(device, now)];
+  const texts = [
+    `${device.name} of ${plain(device.node)}`,
+    plain(device.model),
+    wrong,
+    load,
+    who,
+    idleText(device, now),
+  ];
   if (device.parts.length) texts.push(`${count(device.parts.length)} instances`);
   return [...texts, device.old ? "old figures" : ""].filter(Boolean).join(", ");
 }

@@ -49,7 +49,10 @@ export class Tiles {
       const section = this.section(name);
       section.show(byNode ? nodes.get(name) : undefined, members);
       const tiled = section.isGone ? [] : members;
-      place(section.grid, tiled.map((device) => this.tile(device, kept, spare, !byNode)));
+      place(
+        section.grid,
+        tiled.map((device) => this.tile(device, kept, spare, !byNode)),
+      );
       sections.push(section.element);
     }
     this.tiles = kept;
@@ -110,7 +113,10 @@ class NodeSection {
     setText(this.age, node.gone ? goneText(node) : oldText(node));
     const notes = node.notes ?? [];
     this.notes.hidden = !notes.length;
-    place(this.notes, notes.map((text) => h("li", {}, ...coded(localTimes(text)))));
+    place(
+      this.notes,
+      notes.map((text) => h("li", {}, ...coded(localTimes(text)))),
+    );
   }
 
   showPods(members) {
@@ -119,7 +125,10 @@ class NodeSection {
     if (written === this.writtenPods) return;
     this.writtenPods = written;
     const links = pods.slice(0, MOST_PODS).flatMap((holder, i) => {
-      return [i ? ", " : "", h("a", { href: holderHash(holder) }, h("bdi", {}, plain(holder.name)))];
+      return [
+        i ? ", " : "",
+        h("a", { href: holderHash(holder) }, h("bdi", {}, plain(holder.name))),
+      ];
     });
     const more = pods.length > MOST_PODS ? ` and ${pods.length - MOST_PODS} more` : "";
     this.pods.replaceChildren(pods.length ? "Held by " : "No pod held its GPUs.", ...links, more);
@@ -135,10 +144,16 @@ function aboutText(members) {
   const held = members.reduce((sum, device) => sum + device.amounts.allocated, 0);
   const broken = members.filter((device) => device.broken).length;
   const refused = members.filter((device) => device.refused).length;
-  const texts = [plural(members.length, "GPU"), `${parts(held)} allocated`, broken ? `${broken} broken` : ""];
+  const texts = [
+    plural(members.length, "GPU"),
+    `${parts(held)} allocated`,
+    broken ? `${broken} broken` : "",
+  ];
   return [...texts, refusedText({ kubernetes_unhealthy: refused })].filter(Boolean).join(", ");
 }
 
 function oldText(node) {
-  return node.age_seconds === undefined ? "old" : `old: last seen ${duration(node.age_seconds)} ago`;
+  return node.age_seconds === undefined
+    ? "old"
+    : `old: last seen ${duration(node.age_seconds)} ago`;
 }

@@ -8,10 +8,13 @@ const RISE = 1.2; // of the time to the first token, to be worth a sentence
 const HINTS = {
   prompt_tokens: "Tokens of prompts that the LLM engines read",
   generated_tokens: "Tokens that the LLM engines generated",
-  per_million: "Cost of the pods with LLM engines, for a million tokens of prompts and answers. Idle time and waiting are included.",
-  at_use: "The same, as if the pods had paid for the GPU time that they used, and for nothing else. Compares models and engines, also on shared GPUs.",
+  per_million:
+    "Cost of the pods with LLM engines, for a million tokens of prompts and answers. Idle time and waiting are included.",
+  at_use:
+    "The same, as if the pods had paid for the GPU time that they used, and for nothing else. Compares models and engines, also on shared GPUs.",
   prompt_cost: "A million prompt tokens, for the GPU time used: by a regression over 5 minutes",
-  generated_cost: "A million generated tokens, for the GPU time used: by a regression over 5 minutes",
+  generated_cost:
+    "A million generated tokens, for the GPU time used: by a regression over 5 minutes",
   joules_per_token: "Energy of the pods with LLM engines, divided by their tokens",
 };
 
@@ -19,15 +22,30 @@ const HINTS = {
 export function tokenColumns(price, rows) {
   const column = (name, title, write, value) => ({ name, title, hint: HINTS[name], value, write });
   const split = [
-    column("prompt_cost", "Per\u00a0M prompt tokens", price, (row) => row.tokens?.per_million?.prompt_cost),
-    column("generated_cost", "Per\u00a0M generated tokens", price, (row) => row.tokens?.per_million?.generated_cost),
+    column(
+      "prompt_cost",
+      "Per\u00a0M prompt tokens",
+      price,
+      (row) => row.tokens?.per_million?.prompt_cost,
+    ),
+    column(
+      "generated_cost",
+      "Per\u00a0M generated tokens",
+      price,
+      (row) => row.tokens?.per_million?.generated_cost,
+    ),
   ];
   return [
     { name: "model", title: "Model", value: (row) => (row.pod ? row.model : undefined) },
     column("prompt_tokens", "Prompt tokens", tokenText, (row) => row.prompt_tokens),
     column("generated_tokens", "Generated tokens", tokenText, (row) => row.generated_tokens),
     column("per_million", "Per\u00a0M tokens", price, (row) => row.tokens?.cost_per_million?.total),
-    column("at_use", "Per\u00a0M tokens, time\u00a0used", price, (row) => row.tokens?.cost_per_million_at_use),
+    column(
+      "at_use",
+      "Per\u00a0M tokens, time\u00a0used",
+      price,
+      (row) => row.tokens?.cost_per_million_at_use,
+    ),
     ...(rows.some((row) => row.tokens?.per_million) ? split : []),
     column("joules_per_token", "J per token", jouleText, (row) => row.tokens?.joules_per_token),
   ];
@@ -52,25 +70,39 @@ export function tokenFacts(data) {
   if (!tokens) return [];
   const parts = tokens.cost_per_million;
   const price = (value) => money(value, data.currency);
-  const split = parts && `used ${price(parts.used)}, waiting ${price(parts.waiting)}, idle ${price(parts.idle)}`;
+  const split =
+    parts &&
+    `used ${price(parts.used)}, waiting ${price(parts.waiting)}, idle ${price(parts.idle)}`;
   return [
-    fact("Tokens", `${tokenText(data.prompt_tokens)} read, ${tokenText(data.generated_tokens)} generated`),
+    fact(
+      "Tokens",
+      `${tokenText(data.prompt_tokens)} read, ${tokenText(data.generated_tokens)} generated`,
+    ),
     parts && fact("Cost per million tokens", `${price(parts.total)} (${split})`),
-    tokens.cost_per_million_at_use !== undefined && fact("Of the time used, per million tokens", price(tokens.cost_per_million_at_use)),
+    tokens.cost_per_million_at_use !== undefined &&
+      fact("Of the time used, per million tokens", price(tokens.cost_per_million_at_use)),
     ...splitFacts(tokens, price),
-    tokens.joules_per_token !== undefined && fact("Energy per token", `${jouleText(tokens.joules_per_token)} J`),
+    tokens.joules_per_token !== undefined &&
+      fact("Energy per token", `${jouleText(tokens.joules_per_token)} J`),
     tokens.reason && fact("Cost per token", `not known: ${plain(tokens.reason)}`),
   ].filter(Boolean);
 }
 
 // Facts about prompt and generated tokens, each by itself, or why this is not known.
 function splitFacts({ per_million: split, per_million_reason: reason }, price) {
-  if (!split) return reason ? [fact("Prompt and generated, each", `not known: ${plain(reason)}`)] : [];
-  const text = (cost, seconds) => [cost !== undefined && price(cost), `${amount(seconds)} GPU-seconds`].filter(Boolean).join(", ");
+  if (!split)
+    return reason ? [fact("Prompt and generated, each", `not known: ${plain(reason)}`)] : [];
+  const text = (cost, seconds) =>
+    [cost !== undefined && price(cost), `${amount(seconds)} GPU-seconds`]
+      .filter(Boolean)
+      .join(", ");
   return [
     fact("Million prompt tokens", text(split.prompt_cost, split.prompt_gpu_seconds)),
     fact("Million generated tokens", text(split.generated_cost, split.generated_gpu_seconds)),
-    fact("Error of these two", `${percent(split.residual_ratio)} of the GPU time of 5 minutes, by regression over ${duration(300 * split.steps)}`),
+    fact(
+      "Error of these two",
+      `${percent(split.residual_ratio)} of the GPU time of 5 minutes, by regression over ${duration(300 * split.steps)}`,
+    ),
   ];
 }
 
@@ -85,7 +117,9 @@ export class Engines {
 
   // `held`: pairs of a device and a holder of the pod.
   show(held) {
-    const all = held.map(([, holder]) => holder).filter(({ engine }) => engine && engine.reason !== "no_address");
+    const all = held
+      .map(([, holder]) => holder)
+      .filter(({ engine }) => engine && engine.reason !== "no_address");
     const known = all.filter((holder) => holder.engine.engine);
     this.element.hidden = !all.length;
     if (!all.length) return;
@@ -100,7 +134,8 @@ export class Engines {
 function sayWhy({ engine, waited }) {
   const slow = slowText(engine);
   if (waited >= 0.01) return `${percent(waited)} of the time another container had the GPU${slow}.`;
-  if (engine.requests_waiting > 0) return `Requests wait, and no other container has the GPU: the engine itself is at its limit${slow}.`;
+  if (engine.requests_waiting > 0)
+    return `Requests wait, and no other container has the GPU: the engine itself is at its limit${slow}.`;
   return "";
 }
 
@@ -119,12 +154,18 @@ function firstToken(seconds) {
 function engineFacts(engine) {
   const rate = (value) => `${tokenText(Math.round(value))}/s`;
   return [
-    engine.engine && fact("Engine", plain([engine.engine, engine.model].filter(Boolean).join(": "))),
-    engine.prompt_tokens_per_second !== undefined && fact("Prompts read", rate(engine.prompt_tokens_per_second)),
-    engine.generated_tokens_per_second !== undefined && fact("Tokens generated", rate(engine.generated_tokens_per_second)),
-    engine.requests_running !== undefined && fact("Requests running", count(engine.requests_running)),
-    engine.requests_waiting !== undefined && fact("Requests waiting", count(engine.requests_waiting)),
-    engine.first_token_seconds !== undefined && fact("First token (p95)", firstToken(engine.first_token_seconds)),
+    engine.engine &&
+      fact("Engine", plain([engine.engine, engine.model].filter(Boolean).join(": "))),
+    engine.prompt_tokens_per_second !== undefined &&
+      fact("Prompts read", rate(engine.prompt_tokens_per_second)),
+    engine.generated_tokens_per_second !== undefined &&
+      fact("Tokens generated", rate(engine.generated_tokens_per_second)),
+    engine.requests_running !== undefined &&
+      fact("Requests running", count(engine.requests_running)),
+    engine.requests_waiting !== undefined &&
+      fact("Requests waiting", count(engine.requests_waiting)),
+    engine.first_token_seconds !== undefined &&
+      fact("First token (p95)", firstToken(engine.first_token_seconds)),
     engine.cache_ratio !== undefined && fact("Cache used", percent(engine.cache_ratio)),
     engine.reason && fact("Not read", plain(engine.message || engine.reason)),
   ].filter(Boolean);

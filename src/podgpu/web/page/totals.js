@@ -12,7 +12,22 @@ export function amountsOf(device) {
 
 // `priced`: prices are configured.
 export function totalsOf(devices, priced) {
-  const totals = { gpus: 0, allocated: 0, used: 0, idle: 0, unknown: 0, free: 0, broken: 0, kubernetes_unhealthy: 0, gone: 0, freeBroken: 0, freeBusy: 0, freeGone: 0, old: 0, unpriced: 0 };
+  const totals = {
+    gpus: 0,
+    allocated: 0,
+    used: 0,
+    idle: 0,
+    unknown: 0,
+    free: 0,
+    broken: 0,
+    kubernetes_unhealthy: 0,
+    gone: 0,
+    freeBroken: 0,
+    freeBusy: 0,
+    freeGone: 0,
+    old: 0,
+    unpriced: 0,
+  };
   const [power, cost, busy] = [new Sum(), new Sum(), new Sum()];
   const waste = new Waste();
   const colours = {};
@@ -23,7 +38,13 @@ export function totalsOf(devices, priced) {
     totals.kubernetes_unhealthy += device.refused;
     totals.gone += device.gone;
     totals.old += Number(device.old && !device.gone); // GPUs of nodes that do not respond count as broken instead
-    const rest = device.gone ? "freeGone" : device.mayWork ? "freeBusy" : device.broken ? "freeBroken" : undefined;
+    const rest = device.gone
+      ? "freeGone"
+      : device.mayWork
+        ? "freeBusy"
+        : device.broken
+          ? "freeBroken"
+          : undefined;
     if (rest) totals[rest] += device.amounts.free;
     if (!device.old) power.add(device.power);
     if (!device.old && device.utilization > 0) busy.add(device.utilization);
@@ -53,16 +74,32 @@ export function totalsOf(devices, priced) {
 
 // Says how many GPUs only Kubernetes calls unhealthy. They are not broken.
 export function refusedText(totals) {
-  return totals.kubernetes_unhealthy ? `Kubernetes calls ${totals.kubernetes_unhealthy} unhealthy` : "";
+  return totals.kubernetes_unhealthy
+    ? `Kubernetes calls ${totals.kubernetes_unhealthy} unhealthy`
+    : "";
 }
 
 // Returns the totals that the server computed, if it did not list all GPUs.
 export function totalsOfServer({ totals }) {
-  const { power_watts: power, cost_per_hour: held, unheld_cost_per_hour: unheld = 0, waste: rate, ...gpus } = totals;
+  const {
+    power_watts: power,
+    cost_per_hour: held,
+    unheld_cost_per_hour: unheld = 0,
+    waste: rate,
+    ...gpus
+  } = totals;
   const waste = new Waste();
   waste.add(rate?.cost_per_hour);
   const cost = held === undefined ? undefined : held + unheld + (waste.parts.unallocated ?? 0);
-  return { ...gpus, unheld: gpus.unheld_unknown ?? 0, power, cost, waste, wasted: waste.total, colours: {} };
+  return {
+    ...gpus,
+    unheld: gpus.unheld_unknown ?? 0,
+    power,
+    cost,
+    waste,
+    wasted: waste.total,
+    colours: {},
+  };
 }
 
 // Rounds the totals to hundredths of a GPU, so that the parts add up to the total. A GPU without a
@@ -81,7 +118,9 @@ function written(totals) {
 export function roundParts(values) {
   const parts = values.map((value) => value * 100);
   const whole = parts.map((part) => Math.floor(part + 1e-7));
-  const missing = Math.round(parts.reduce((sum, part) => sum + part, 0)) - whole.reduce((sum, part) => sum + part, 0);
+  const missing =
+    Math.round(parts.reduce((sum, part) => sum + part, 0)) -
+    whole.reduce((sum, part) => sum + part, 0);
   const rests = parts.map((_, i) => i).sort((a, b) => parts[b] - whole[b] - (parts[a] - whole[a]));
   rests.slice(0, Math.max(0, missing)).forEach((i) => (whole[i] += 1));
   return whole.map((part) => part / 100);

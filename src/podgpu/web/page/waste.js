@@ -14,7 +14,11 @@ const ALL = 0.995; // of the allocated hours
 const MISSING = "This server does not compute waste: its podgpu is older than this page.";
 const PARTS = [
   ["idle", "idle", "held, and nothing ran on it"],
-  ["underused", "under-used", "something ran, but less than what is held; a service may need it as a reserve"],
+  [
+    "underused",
+    "under-used",
+    "something ran, but less than what is held; a service may need it as a reserve",
+  ],
   ["unallocated", "unallocated", "no pod or job held it, and nothing ran on it"],
 ];
 const UNCOUNTED = "Under-used time is not known: no exporter counts it, so this is a lower bound.";
@@ -28,7 +32,17 @@ export class WasteSummary {
     this.list = h("ol", { class: "waste-rows" });
     this.more = h("a", { class: "to-pods" });
     this.notes = h("p", { class: "message" });
-    this.element = h("section", { class: "waste" }, h("h2", {}, "What is wasted, and by whom?"), this.headline, this.bar, this.legend, this.list, this.more, this.notes);
+    this.element = h(
+      "section",
+      { class: "waste" },
+      h("h2", {}, "What is wasted, and by whom?"),
+      this.headline,
+      this.bar,
+      this.legend,
+      this.list,
+      this.more,
+      this.notes,
+    );
   }
 
   forget() {
@@ -37,7 +51,10 @@ export class WasteSummary {
 
   // `waiting`: how many pods wait for GPUs; undefined if it is not known. `savings`: the answer of /api/v1/savings, if there is one.
   show(range, criteria, waiting, savings) {
-    const { state, data, message } = this.question.want(`api/v1/waste?range=${range}&by=owner`, EVERY_SECONDS);
+    const { state, data, message } = this.question.want(
+      `api/v1/waste?range=${range}&by=owner`,
+      EVERY_SECONDS,
+    );
     const isReady = state === "ready";
     for (const part of [this.bar, this.legend, this.list, this.more]) part.hidden = !isReady;
     const { q, cluster, ns } = criteria;
@@ -64,22 +81,37 @@ export class WasteSummary {
     const parts = PARTS.filter(([name]) => waste.parts[name] !== undefined);
     const { rounded } = waste;
     const rest = Math.max(0, Math.round(whole * 100) - Math.round(wasted * 100)) / 100;
-    place(this.bar, [...parts.map(([name]) => segment(name, waste.parts[name])), segment("used", rest)]);
-    const used = totals.unknown_hours >= LEAST || totals.unheld_hours >= LEAST ? "used, or not known" : "used";
+    place(this.bar, [
+      ...parts.map(([name]) => segment(name, waste.parts[name])),
+      segment("used", rest),
+    ]);
+    const used =
+      totals.unknown_hours >= LEAST || totals.unheld_hours >= LEAST ? "used, or not known" : "used";
     place(this.legend, [
-      ...parts.map(([name, title, meaning]) => entry(name, title, unit.write(rounded[name]), meaning)),
+      ...parts.map(([name, title, meaning]) =>
+        entry(name, title, unit.write(rounded[name]), meaning),
+      ),
       entry("used", used, unit.write(rest), "not wasted"),
     ]);
-    const rows = rowsOf(data, unit, waste.parts.unallocated, waiting, savings).filter((row) => isMatch(row, criteria));
+    const rows = rowsOf(data, unit, waste.parts.unallocated, waiting, savings).filter((row) =>
+      isMatch(row, criteria),
+    );
     const shown = rows.slice(0, MOST_ROWS);
     const most = Math.max(...shown.map((row) => row.wasted), 0) || 1;
     this.list.hidden = !shown.length;
-    place(this.list, shown.map((row) => rowElement(row, most, wasted, unit)));
+    place(
+      this.list,
+      shown.map((row) => rowElement(row, most, wasted, unit)),
+    );
     const left = rows.slice(MOST_ROWS).reduce((sum, row) => sum + row.wasted, 0);
-    const more = rows.length > MOST_ROWS ? `${plural(rows.length - MOST_ROWS, "other")}: ${unit.write(left)}. ` : "";
+    const more =
+      rows.length > MOST_ROWS
+        ? `${plural(rows.length - MOST_ROWS, "other")}: ${unit.write(left)}. `
+        : "";
     setText(this.more, `${more}All figures, by pod, owner, namespace or team`);
     this.more.href = writeHash({ view: "cost", range, by: "owner", order: "wasted" });
-    const uncounted = totals.allocated_hours && waste.parts.underused === undefined ? [UNCOUNTED] : [];
+    const uncounted =
+      totals.allocated_hours && waste.parts.underused === undefined ? [UNCOUNTED] : [];
     const notes = [...uncounted, ...(data.notes ?? []).map(localTimes)].join(" \u00b7 ");
     this.notes.hidden = !notes;
     setText(this.notes, notes);
@@ -88,7 +120,8 @@ export class WasteSummary {
 
 // In money or, without prices, in GPU-hours.
 function unitOf({ totals, currency }) {
-  if (totals?.cost === undefined) return { kind: "hours", whole: "gpu_hours", write: (hours) => `${amount(hours)} GPU-hours` };
+  if (totals?.cost === undefined)
+    return { kind: "hours", whole: "gpu_hours", write: (hours) => `${amount(hours)} GPU-hours` };
   return { kind: "cost", whole: "cost", write: (cost) => money(cost, currency) };
 }
 
@@ -107,18 +140,42 @@ function segment(name, value) {
 }
 
 function entry(name, title, value, meaning) {
-  return h("li", {}, h("span", { class: `key waste-part is-${name}`, "aria-hidden": "true" }), h("strong", {}, `${title} ${value}`), h("span", { class: "waste-meaning" }, meaning));
+  return h(
+    "li",
+    {},
+    h("span", { class: `key waste-part is-${name}`, "aria-hidden": "true" }),
+    h("strong", {}, `${title} ${value}`),
+    h("span", { class: "waste-meaning" }, meaning),
+  );
 }
 
 // Returns who wasted most, first. Unallocated GPUs are nobody's.
 function rowsOf(data, unit, unallocated, waiting, savings) {
   const rows = (data.rows ?? []).map((row) => {
     const waste = wasteOf(row.waste?.[unit.kind]);
-    return { row, name: nameOf(row, "owner"), href: linkOf(row), wasted: waste.total ?? 0, why: whyText(row, waste), todo: measuredText(row, savings) || row.do || "" };
+    return {
+      row,
+      name: nameOf(row, "owner"),
+      href: linkOf(row),
+      wasted: waste.total ?? 0,
+      why: whyText(row, waste),
+      todo: measuredText(row, savings) || row.do || "",
+    };
   });
   if (unallocated >= LEAST) {
-    const todo = waiting ? `${plural(waiting, "pod")} ${waiting === 1 ? "waits" : "wait"} for GPUs: the tab Queue says why` : waiting === 0 ? "no pod waits for them: fewer nodes would do" : "if no pod waits for them, fewer nodes would do";
-    rows.push({ row: {}, name: "unallocated GPUs", href: writeHash({ state: "free" }), wasted: unallocated, why: "held by nobody", todo });
+    const todo = waiting
+      ? `${plural(waiting, "pod")} ${waiting === 1 ? "waits" : "wait"} for GPUs: the tab Queue says why`
+      : waiting === 0
+        ? "no pod waits for them: fewer nodes would do"
+        : "if no pod waits for them, fewer nodes would do";
+    rows.push({
+      row: {},
+      name: "unallocated GPUs",
+      href: writeHash({ state: "free" }),
+      wasted: unallocated,
+      why: "held by nobody",
+      todo,
+    });
   }
   const found = rows.filter(({ wasted }) => wasted >= LEAST).sort((a, b) => b.wasted - a.wasted);
   const rounded = roundParts(found.map(({ wasted }) => wasted));
@@ -127,14 +184,19 @@ function rowsOf(data, unit, unallocated, waiting, savings) {
 
 // Returns what the savings below recommend for pods of this owner: they were measured, the row only has a hint.
 function measuredText(row, savings) {
-  const ownerOf = ({ cluster, namespace, owner, pod }) => nameOf(owner?.name ? { cluster, namespace, owner } : { cluster, namespace, pod }, "owner");
+  const ownerOf = ({ cluster, namespace, owner, pod }) =>
+    nameOf(owner?.name ? { cluster, namespace, owner } : { cluster, namespace, pod }, "owner");
   const isOwn = (pod) => ownerOf(pod) === ownerOf(row);
-  const line = (savings?.advice ?? []).find(({ kind, pods }) => (kind === "shrink" || kind === "share") && pods.some(isOwn));
+  const line = (savings?.advice ?? []).find(
+    ({ kind, pods }) => (kind === "shrink" || kind === "share") && pods.some(isOwn),
+  );
   if (!line) return "";
   const own = line.pods.filter(isOwn);
   const who = own.length === 1 ? own[0].pod : plural(own.length, "pod");
   const others = line.pods.length - own.length;
-  const gain = line.saved?.cost ? ` saves ${money(line.saved.cost, savings.currency)} per month` : ` saves ${plural(line.saved?.gpus ?? 0, "GPU")}`;
+  const gain = line.saved?.cost
+    ? ` saves ${money(line.saved.cost, savings.currency)} per month`
+    : ` saves ${plural(line.saved?.gpus ?? 0, "GPU")}`;
   if (line.kind === "shrink") return `give ${who} ${line.target}:${gain} (measured, below)`;
   const partners = others ? ` with ${plural(others, "other pod")}` : "";
   return `let ${who} share a GPU${partners}:${gain} (measured, below)`;
@@ -142,8 +204,12 @@ function measuredText(row, savings) {
 
 function whyText(row, { parts }) {
   const isIdle = (parts.idle ?? 0) >= (parts.underused ?? 0);
-  if (isIdle && row.idle_hours >= ALL * row.allocated_hours) return `idle for all of ${amount(row.allocated_hours)} GPU-hours`;
-  const use = row.mean_use === undefined ? "" : `used ${percent(row.mean_use)} of ${amount(row.allocated_hours)} GPU-hours`;
+  if (isIdle && row.idle_hours >= ALL * row.allocated_hours)
+    return `idle for all of ${amount(row.allocated_hours)} GPU-hours`;
+  const use =
+    row.mean_use === undefined
+      ? ""
+      : `used ${percent(row.mean_use)} of ${amount(row.allocated_hours)} GPU-hours`;
   const idle = row.idle_hours >= LEAST ? `idle for ${amount(row.idle_hours)} of them` : "";
   return [use, idle].filter(Boolean).join(", ");
 }
@@ -151,12 +217,22 @@ function whyText(row, { parts }) {
 function linkOf(row) {
   if (row.pod) return podHash(row.namespace ?? "", row.pod, row.cluster);
   if (!row.owner) return undefined;
-  return writeHash({ view: "pods", cluster: row.cluster, ns: row.namespace, q: ownerText(row), order: "wasted" });
+  return writeHash({
+    view: "pods",
+    cluster: row.cluster,
+    ns: row.namespace,
+    q: ownerText(row),
+    order: "wasted",
+  });
 }
 
 function isMatch({ row, name }, { q, cluster, ns }) {
   const text = name.toLowerCase();
-  return (!cluster || row.cluster === cluster) && (!ns || row.namespace === ns) && wordsOf(q).every((word) => text.includes(word));
+  return (
+    (!cluster || row.cluster === cluster) &&
+    (!ns || row.namespace === ns) &&
+    wordsOf(q).every((word) => text.includes(word))
+  );
 }
 
 function rowElement({ name, href, wasted, why, todo }, most, whole, unit) {
@@ -166,7 +242,12 @@ function rowElement({ name, href, wasted, why, todo }, most, whole, unit) {
     "li",
     { class: "waste-row" },
     h("span", { class: "waste-who" }, h(href ? "a" : "span", { href }, h("bdi", {}, plain(name)))),
-    h("span", { class: "waste-sum" }, h("strong", {}, unit.write(wasted)), ` ${percent(wasted / whole)}`),
+    h(
+      "span",
+      { class: "waste-sum" },
+      h("strong", {}, unit.write(wasted)),
+      ` ${percent(wasted / whole)}`,
+    ),
     h("span", { class: "waste-track", "aria-hidden": "true" }, fill),
     h("span", { class: "waste-why" }, why),
     h("span", { class: "waste-do" }, todo ? `To do: ${plain(todo)}` : ""),
