@@ -378,3 +378,45 @@ def test_the_parts_of_waste_add_up_as_they_are_shown(tab: Tab, url: str, shown: 
     assert sums["Wasted"] == "$1.00"
     parts = [text for name, text in sums.items() if name.startswith("Wasted: ")]
     assert sorted(parts) == ["$0.33", "$0.33", "$0.34"]
+
+
+@pytest.mark.parametrize(
+    ("amount", "currency", "text"),
+    [
+        ("1234.5", "USD", "$1,234.50"),
+        ("1234.5", "JPY", "¥1,235"),
+        ("1234.5", "KWD", "KWD\xa01,234.500"),
+        ("1234.5", "credits", "1,234.50 credits"),
+        ("0.005", "USD", "$0.01"),
+        ("0.0034", "USD", "$0.0034"),
+        ("-0.0034", "USD", "-$0.0034"),
+        ("0.00000123", "credits", "0.0000012 credits"),
+        ("0.3", "JPY", "¥0.3"),
+        ("1e-13", "USD", "$0.00"),
+        ("0", "USD", "$0.00"),
+        ("undefined", "USD", "–"),
+    ],
+)
+def test_money_has_the_decimals_of_its_currency(
+    tab: Tab, page: str, amount: str, currency: str, text: str
+) -> None:
+    visited(tab, page)
+    call = f"import('/page/format.js').then(all => all.money({amount}, '{currency}'))"
+    assert tab.evaluate(call) == text
+
+
+def test_parts_of_waste_add_up_as_they_are_shown(tab: Tab, page: str) -> None:
+    visited(tab, page)
+
+    def shown(currency: str, idle: float, underused: float) -> str:
+        parts = f"{{idle: {idle}, underused: {underused}}}"
+        return str(
+            tab.evaluate(
+                "Promise.all([import('/page/totals.js'), import('/page/format.js')]).then("
+                f"([t, f]) => t.wasteOf({parts}).fullText(f.money, '{currency}'))"
+            )
+        )
+
+    assert shown("USD", 1.004, 1.004) == "$2.01 (idle\xa0$1.01, under-used\xa0$1.00)"
+    assert shown("JPY", 100.4, 100.4) == "¥201 (idle\xa0¥101, under-used\xa0¥100)"
+    assert shown("USD", 0.0012, 0.0022) == "$0.0034 (idle\xa0$0.0012, under-used\xa0$0.0022)"

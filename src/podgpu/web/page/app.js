@@ -413,12 +413,12 @@ class Page {
       if (totals[name]) texts.push(`${parts(totals[name])} ${text}`);
     }
     if (totals.mean !== undefined) texts.push(`mean of used ${percent(totals.mean)}`);
-    if (totals.cost) texts.push(`${perHour(totals.cost, currency)}`);
+    if (totals.cost) texts.push(perHour(totals.cost, currency));
     if (totals.unpriced) texts.push(unpricedText(totals.unpriced));
-    if (totals.wasted)
-      texts.push(
-        `${perHour(totals.wasted, currency)} wasted (${totals.waste.text((price) => perHour(price, currency))})`,
-      );
+    if (totals.wasted) {
+      const wasteText = totals.waste.text(perHour, currency);
+      texts.push(`${perHour(totals.wasted, currency)} wasted (${wasteText})`);
+    }
     byId("shown").hidden = false;
     setText(byId("shown"), texts.join(" \u00b7 "));
   }

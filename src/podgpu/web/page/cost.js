@@ -6,7 +6,17 @@ import { CostChart } from "./cost_chart.js";
 import { podHash, wordsOf, writeHash } from "./criteria.js";
 import { jobText } from "./devices.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
-import { amount, localTimes, moment, money, percent, plural, span, totalMoney } from "./format.js";
+import {
+  amount,
+  LEAST_MONEY,
+  localTimes,
+  moment,
+  money,
+  percent,
+  plural,
+  span,
+  totalMoney,
+} from "./format.js";
 import { groupsFor } from "./pods.js";
 import { Table } from "./table.js";
 import { hasTokens, tokenColumns } from "./tokens.js";
@@ -390,15 +400,16 @@ function sumsText(totals, currency) {
   const unheld = totals.unheld_hours ?? 0; // in use without a known holder
   const unallocated = totals.gpu_hours - held - unheld;
   const wasted = wasteOf(totals.waste?.cost);
+  const parts = wasted.rounded(currency);
   const hours = (title, number) => number >= 0.005 && fact(title, `${amount(number)} h`);
   const cost = (title, number) =>
     number !== undefined && fact(title, costText(number, totals, currency));
   return [
     cost("Cost", totals.cost),
     cost("Wasted", wasted.total),
-    cost("Wasted: idle", wasted.rounded.idle),
-    cost("Wasted: under-used", wasted.rounded.underused),
-    cost("Wasted: unallocated", wasted.rounded.unallocated),
+    cost("Wasted: idle", parts.idle),
+    cost("Wasted: under-used", parts.underused),
+    cost("Wasted: unallocated", parts.unallocated),
     totals.mean_use !== undefined && fact("Use of what is held", percent(totals.mean_use)),
     hours("Allocated", held),
     hours("Busy (weighted)", totals.used_hours),
@@ -473,7 +484,8 @@ function columnsOf(by, title, rows, { currency, source }, here) {
     ...price(name, title, isWarm),
     value: (row) => read(row.waste?.cost),
   });
-  const isSome = (value) => value >= 0.005; // less is shown as 0.00
+  const isIdle = (hours) => hours >= 0.005; // less is shown as <0.01
+  const isWasted = (cost) => cost >= LEAST_MONEY;
   const tokens = tokenColumns((value) => money(value, currency), rows);
   const columns = [
     {
@@ -484,20 +496,31 @@ function columnsOf(by, title, rows, { currency, source }, here) {
     },
     price("cost", "Cost"),
     ...(by === "model" ? tokens : []),
-    waste("wasted", "Wasted", (cost) => wasteOf(cost).total, isSome),
-    { ...waste("idle_cost", "Idle cost", (cost) => wasteOf(cost).rounded.idle), isWide: true },
+    waste("wasted", "Wasted", (cost) => wasteOf(cost).total, isWasted),
     {
-      ...waste("underused_cost", "Under-used cost", (cost) => wasteOf(cost).rounded.underused),
+      ...waste("idle_cost", "Idle cost", (cost) => wasteOf(cost).rounded(currency).idle),
       isWide: true,
     },
     {
-      ...waste("unallocated_cost", "Unallocated cost", (cost) => wasteOf(cost).rounded.unallocated),
+      ...waste(
+        "underused_cost",
+        "Under-used cost",
+        (cost) => wasteOf(cost).rounded(currency).underused,
+      ),
+      isWide: true,
+    },
+    {
+      ...waste(
+        "unallocated_cost",
+        "Unallocated cost",
+        (cost) => wasteOf(cost).rounded(currency).unallocated,
+      ),
       isWide: true,
     },
     number("mean_use", "Use\u00a0of what it\u00a0holds", useText, (ratio) => ratio < LOW_USE),
     ofHeld(number("allocated_hours", "Allocated,\u00a0h", amount)),
     ofHeld(number("used_hours", "Busy (weighted),\u00a0h", amount)),
-    ofHeld(number("idle_hours", "Idle,\u00a0h", amount, isSome)),
+    ofHeld(number("idle_hours", "Idle,\u00a0h", amount, isIdle)),
     { ...ofHeld(number("unknown_hours", "Not\u00a0known,\u00a0h", amount)), isWide: true },
     number("waited_hours", "Waited,\u00a0h", amount),
     { name: "unknown_because", title: "Use unknown", value: (row) => row.unknown_because },

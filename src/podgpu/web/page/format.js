@@ -126,23 +126,46 @@ export function clock(unix, isFine) {
   return Number.isNaN(at.getTime()) ? UNKNOWN : (isFine ? SECOND : TIME).format(at);
 }
 
-const CURRENCIES = new Map();
-const CENTS = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+const DECIMALS = new Map(); // of each currency
+const MONEY = new Map(); // formats by currency and number of decimals
+export const LEAST_MONEY = 1e-6; // less is a rounding error
 
+// Formats money with the decimals of its currency: $1.50, \u00a5150. An amount that these would
+// show as 0 has two significant digits: $0.0034.
 export function money(amount, currency = "") {
   if (amount === undefined) return UNKNOWN;
-  if (!CURRENCIES.has(currency)) CURRENCIES.set(currency, currencyFormat(currency));
-  return CURRENCIES.get(currency)?.format(amount) ?? `${CENTS.format(amount)} ${currency}`.trim();
+  const digits = decimals(amount, currency);
+  const key = `${digits} ${currency}`;
+  if (!MONEY.has(key)) MONEY.set(key, moneyFormat(currency, digits));
+  return MONEY.get(key)(amount);
 }
 
-function currencyFormat(currency) {
+// Returns the number of decimals that an amount is shown with.
+export function decimals(amount, currency = "") {
+  if (!DECIMALS.has(currency)) DECIMALS.set(currency, decimalsOf(currency));
+  const usual = DECIMALS.get(currency);
+  const size = Math.abs(amount);
+  if (size < LEAST_MONEY || size >= 0.5 / 10 ** usual) return usual;
+  return 1 - Math.floor(Math.log10(size));
+}
+
+function decimalsOf(currency) {
+  return currencyFormat(currency)?.resolvedOptions().maximumFractionDigits ?? 2;
+}
+
+function moneyFormat(currency, digits) {
+  const usual = DECIMALS.get(currency);
+  const options = { minimumFractionDigits: usual, maximumFractionDigits: digits };
+  const format = currencyFormat(currency, options);
+  if (format) return (amount) => format.format(amount);
+
+  const number = new Intl.NumberFormat("en", options);
+  return (amount) => `${number.format(amount)} ${currency}`.trim();
+}
+
+function currencyFormat(currency, options = {}) {
   try {
-    return new Intl.NumberFormat("en", {
-      style: "currency",
-      currency,
-      minimumFractionDigits: 2,
-      maximumFractionDigits: 2,
-    });
+    return new Intl.NumberFormat("en", { style: "currency", currency, ...options });
   } catch {
     return undefined; // not an ISO 4217 code
   }

@@ -295,10 +295,7 @@ function factsOf(device, currency) {
     ["Allocated", percent(device.amounts.allocated)],
     device.energy !== undefined && ["Energy since start", energy(device.energy)],
     device.price !== undefined && ["Price", perHour(device.price, currency)],
-    device.wasted > 0 && [
-      "Wasted",
-      `${perHour(device.wasted, currency)} (${wasteOf(device.waste).text((price) => perHour(price, currency))})`,
-    ],
+    device.wasted > 0 && ["Wasted", wasteOf(device.waste).fullText(perHour, currency)],
   ].filter(Boolean);
 }
 

@@ -144,11 +144,9 @@ export class JobView {
     const row = (data?.rows ?? []).find(isOwn);
     if (!row) return [];
     const waste = wasteOf(row.waste?.cost);
-    const text = (cost) => money(cost, data.currency);
     return [
-      row.cost !== undefined && fact(`Cost, last ${range}`, text(row.cost)),
-      waste.total > 0 &&
-        fact(`Wasted, last ${range}`, `${text(waste.total)} (${waste.text(text)})`),
+      row.cost !== undefined && fact(`Cost, last ${range}`, money(row.cost, data.currency)),
+      waste.total > 0 && fact(`Wasted, last ${range}`, waste.fullText(money, data.currency)),
       row.waited_hours > 0 &&
         fact(`Waited, last ${range}`, `${amount(row.waited_hours)}\u00a0GPU-hours`),
     ].filter(Boolean);
@@ -343,7 +341,7 @@ function factsOf(rows, context) {
   const pods = new Set(own.map(([, holder]) => holder.pod));
   const since = own.map(([, holder]) => holder.idleSince);
   const idle = since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
-  const hourly = (price) => perHour(price, context.prices());
+  const currency = context.prices();
   return [
     fact("Holds", `${parts(gpus)} ${gpus === 1 ? "GPU" : "GPUs"} on ${plural(nodes.size, "node")}`),
     fact("Pods", count(pods.size)),
@@ -352,7 +350,7 @@ function factsOf(rows, context) {
     fact("Power", watts(power.known ? power.total : undefined)),
     waited.value !== undefined && fact("Waits for others", percent(waited.value)),
     idle !== undefined && rows.length > 0 && fact("Idle for", duration(context.now() - idle)),
-    cost.known > 0 && fact("Cost", hourly(cost.total)),
-    waste.total > 0 && fact("Wasted now", `${hourly(waste.total)} (${waste.text(hourly)})`),
+    cost.known > 0 && fact("Cost", perHour(cost.total, currency)),
+    waste.total > 0 && fact("Wasted now", waste.fullText(perHour, currency)),
   ].filter(Boolean);
 }

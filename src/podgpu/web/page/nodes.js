@@ -154,21 +154,21 @@ function columnsOf(rows, currency) {
       name: "idle_cost",
       isDetail: true,
       title: "Idle cost/h",
-      value: (row) => row.waste?.rounded.idle,
+      value: (row) => row.waste?.rounded(currency).idle,
       write: hourly,
     },
     {
       name: "underused_cost",
       isDetail: true,
       title: "Under-used cost/h",
-      value: (row) => row.waste?.rounded.underused,
+      value: (row) => row.waste?.rounded(currency).underused,
       write: hourly,
     },
     {
       name: "unallocated_cost",
       isDetail: true,
       title: "Unallocated cost/h",
-      value: (row) => row.waste?.rounded.unallocated,
+      value: (row) => row.waste?.rounded(currency).unallocated,
       write: hourly,
     },
   ].filter(Boolean);
@@ -289,10 +289,6 @@ function factsOf(totals, memory, currency) {
     fact("Memory", memoryOf(memory.memoryUsed, memory.memoryTotal)),
     fact("Power", watts(totals.power)),
     totals.cost !== undefined && fact("Cost", perHour(totals.cost, currency)),
-    totals.wasted > 0 &&
-      fact(
-        "Wasted",
-        `${perHour(totals.wasted, currency)} (${totals.waste.text((price) => perHour(price, currency))})`,
-      ),
+    totals.wasted > 0 && fact("Wasted", totals.waste.fullText(perHour, currency)),
   ].filter(Boolean);
 }

@@ -131,7 +131,7 @@ export class Overview {
       unpriced ? unpricedText(unpriced) : "this month \u2192",
       money(cost, picture.currency),
     );
-    const parts = waste?.text((price) => totalMoney(price, picture.currency)) ?? "";
+    const parts = waste?.text(totalMoney, picture.currency) ?? "";
     // A past state has no under-used time, except that of idle GPUs, which is 0.
     const isPartly =
       totals.allocated > 0 && (picture.at !== undefined || waste?.parts.underused === undefined);

@@ -169,7 +169,7 @@ function factsOf(held, isOwn, context, isAll) {
   const cost = sum(own, ([, holder]) => holder.cost);
   const waste = new Waste();
   for (const [, holder] of own) waste.add(holder.waste);
-  const hourly = (price) => perHour(price, context.prices());
+  const currency = context.prices();
   const [, first] = own[0] ?? [];
   const unknown = own.map(([, holder]) => holder.unknownBecause).find(Boolean);
   return [
@@ -187,8 +187,8 @@ function factsOf(held, isOwn, context, isAll) {
     isAll && known(own, "busySeconds", "Busy since start", duration),
     isAll && known(own, "energy", "Energy since start", energy),
     idle !== undefined && fact("Idle for", duration(context.now() - idle)),
-    cost.known > 0 && fact("Cost", hourly(cost.total)),
-    waste.total > 0 && fact("Wasted", `${hourly(waste.total)} (${waste.text(hourly)})`),
+    cost.known > 0 && fact("Cost", perHour(cost.total, currency)),
+    waste.total > 0 && fact("Wasted", waste.fullText(perHour, currency)),
   ].filter(Boolean);
 }
 

@@ -346,14 +346,14 @@ export function holderColumns(by, rows, { now, prices }, isKube) {
       name: "idle_cost",
       isDetail: true,
       title: "Idle cost/h",
-      value: (row) => row.waste.rounded.idle,
+      value: (row) => row.waste.rounded(prices()).idle,
       write: hourly,
     },
     {
       name: "underused_cost",
       isDetail: true,
       title: "Under-used cost/h",
-      value: (row) => row.waste.rounded.underused,
+      value: (row) => row.waste.rounded(prices()).underused,
       write: hourly,
     },
     {

@@ -221,17 +221,13 @@ function traffic(bytesPerSecond) {
   return `${amount(bytesPerSecond / 1e9)}\u00a0GB/s`;
 }
 
-function wastedText(cost, { waste, currency }) {
-  const parts = wasteOf(waste.cost).text((part) => money(part, currency));
-  return `${money(cost, currency)} (${parts})`;
-}
-
 function powerRatio({ mean_power_watts: power, power_limit_watts: limit }) {
   return limit > 0 && power !== undefined ? power / limit : undefined;
 }
 
 function factsOf(data, whole) {
   const known = (title, value, write) => value !== undefined && fact(title, write(value));
+  const waste = wasteOf(data.waste?.cost);
   const ofOne = data.gpus > 1 ? " of one GPU" : "";
   return [
     fact("Duration", duration(data.duration_seconds)),
@@ -247,7 +243,7 @@ function factsOf(data, whole) {
     known("Idle", data.idle_hours || undefined, (hours) => `${amount(hours)}\u00a0GPU-hours`),
     known("Energy", data.energy_kwh, (energy) => `${amount(energy)}\u00a0kWh`),
     known("Cost", data.cost, (cost) => money(cost, data.currency)),
-    known("Wasted", wasteOf(data.waste?.cost).total || undefined, (cost) => wastedText(cost, data)),
+    waste.total > 0 && fact("Wasted", waste.fullText(money, data.currency)),
     ...tokenFacts(data),
     known("Waited", data.wait_seconds || undefined, duration),
     known("Throttled", data.throttled_seconds || undefined, duration),

@@ -1,5 +1,7 @@
 // Adds up GPUs by state for a filtered selection. The server computes which part of a GPU is in which state.
 
+import { decimals } from "./format.js";
+
 const USES = ["used", "idle", "unknown"];
 const PARTS_OF_WASTE = { idle: "idle", underused: "under-used", unallocated: "unallocated" };
 
@@ -114,16 +116,18 @@ function written(totals) {
   return { ...uses, unheld: unheld / 100, allocated: allocated / 100, free: free / 100 };
 }
 
-// Rounds to hundredths. Rounds the largest remainders up, so that the parts add up to their rounded sum.
-export function roundParts(values) {
-  const parts = values.map((value) => value * 100);
+// Rounds to this number of decimals. Rounds the largest remainders up, so that the parts add up to
+// their rounded sum.
+export function roundParts(values, digits = 2) {
+  const unit = 10 ** digits;
+  const parts = values.map((value) => value * unit);
   const whole = parts.map((part) => Math.floor(part + 1e-7));
   const missing =
     Math.round(parts.reduce((sum, part) => sum + part, 0)) -
     whole.reduce((sum, part) => sum + part, 0);
   const rests = parts.map((_, i) => i).sort((a, b) => parts[b] - whole[b] - (parts[a] - whole[a]));
   rests.slice(0, Math.max(0, missing)).forEach((i) => (whole[i] += 1));
-  return whole.map((part) => part / 100);
+  return whole.map((part) => part / unit);
 }
 
 export class Sum {
@@ -157,18 +161,29 @@ export class Waste {
     return known.length ? known.reduce((sum, part) => sum + part, 0) : undefined;
   }
 
-  // The parts as they are shown: they add up to the total as it is shown.
-  get rounded() {
+  // Returns the parts as money shows them: they add up to the total as it is shown.
+  rounded(currency) {
+    return this.roundedTo(decimals(this.total ?? 0, currency));
+  }
+
+  roundedTo(digits) {
     const names = Object.keys(this.parts);
-    const rounded = roundParts(Object.values(this.parts));
+    const rounded = roundParts(Object.values(this.parts), digits);
     return Object.fromEntries(names.map((name, i) => [name, rounded[i]]));
   }
 
-  // Returns the parts as text: "idle $1.00, under-used $2.00".
-  text(write) {
-    const { rounded } = this;
+  // Returns the total and its parts: "$3.00 (idle $1.00, under-used $2.00)".
+  fullText(write, currency) {
+    return `${write(this.total, currency)} (${this.text(write, currency)})`;
+  }
+
+  // Returns the parts as text: "idle $1.00, under-used $2.00". `write`: money, perHour or totalMoney.
+  text(write, currency) {
+    const rounded = this.rounded(currency);
     const known = Object.entries(PARTS_OF_WASTE).filter(([name]) => rounded[name] > 0);
-    return known.map(([name, title]) => `${title}\u00a0${write(rounded[name])}`).join(", ");
+    return known
+      .map(([name, title]) => `${title}\u00a0${write(rounded[name], currency)}`)
+      .join(", ");
   }
 }
 

@@ -4,12 +4,12 @@ import { noneText, Question } from "./ask.js";
 import { nameOf, ownerText } from "./cost.js";
 import { podHash, wordsOf, writeHash } from "./criteria.js";
 import { h, place, plain, setText } from "./dom.js";
-import { amount, localTimes, money, percent, plural } from "./format.js";
+import { amount, decimals, LEAST_MONEY, localTimes, money, percent, plural } from "./format.js";
 import { roundParts, wasteOf } from "./totals.js";
 
 const EVERY_SECONDS = 60;
 const MOST_ROWS = 8;
-const LEAST = 0.005; // less is written as 0.00
+const LEAST_HOURS = 0.005; // less is not worth a sentence
 const ALL = 0.995; // of the allocated hours
 const MISSING = "This server does not compute waste: its podgpu is older than this page.";
 const PARTS = [
@@ -79,14 +79,17 @@ export class WasteSummary {
     const scope = q || cluster || ns ? "Of all: " : ""; // the filter selects rows
     setText(this.headline, scope + headlineText(wasted, whole, range, unit));
     const parts = PARTS.filter(([name]) => waste.parts[name] !== undefined);
-    const { rounded } = waste;
-    const rest = Math.max(0, Math.round(whole * 100) - Math.round(wasted * 100)) / 100;
+    const digits = unit.digits(wasted);
+    const rounded = waste.roundedTo(digits);
+    const rest = Math.max(0, whole.toFixed(digits) - wasted.toFixed(digits));
     place(this.bar, [
       ...parts.map(([name]) => segment(name, waste.parts[name])),
       segment("used", rest),
     ]);
     const used =
-      totals.unknown_hours >= LEAST || totals.unheld_hours >= LEAST ? "used, or not known" : "used";
+      totals.unknown_hours >= LEAST_HOURS || totals.unheld_hours >= LEAST_HOURS
+        ? "used, or not known"
+        : "used";
     place(this.legend, [
       ...parts.map(([name, title, meaning]) =>
         entry(name, title, unit.write(rounded[name]), meaning),
@@ -118,17 +121,30 @@ export class WasteSummary {
   }
 }
 
-// In money or, without prices, in GPU-hours.
+// In money or, without prices, in GPU-hours. `digits`: decimals of the parts of a sum.
 function unitOf({ totals, currency }) {
-  if (totals?.cost === undefined)
-    return { kind: "hours", whole: "gpu_hours", write: (hours) => `${amount(hours)} GPU-hours` };
-  return { kind: "cost", whole: "cost", write: (cost) => money(cost, currency) };
+  if (totals?.cost === undefined) {
+    return {
+      kind: "hours",
+      whole: "gpu_hours",
+      least: LEAST_HOURS,
+      digits: (hours) => (hours < 1 ? 2 : 1),
+      write: (hours) => `${amount(hours)} GPU-hours`,
+    };
+  }
+  return {
+    kind: "cost",
+    whole: "cost",
+    least: LEAST_MONEY,
+    digits: (cost) => decimals(cost, currency),
+    write: (cost) => money(cost, currency),
+  };
 }
 
 function headlineText(wasted, whole, range, unit) {
   const time = range === "24h" ? "the last 24 hours" : "the last 7 days";
   if (!whole) return `There is no record in ${time}.`;
-  if (wasted < LEAST) return `Nothing of ${unit.write(whole)} was wasted in ${time}.`;
+  if (wasted < unit.least) return `Nothing of ${unit.write(whole)} was wasted in ${time}.`;
   return `${unit.write(wasted)} of ${unit.write(whole)} (${percent(wasted / whole)}) was wasted in ${time}.`;
 }
 
@@ -162,7 +178,7 @@ function rowsOf(data, unit, unallocated, waiting, savings) {
       todo: measuredText(row, savings) || row.do || "",
     };
   });
-  if (unallocated >= LEAST) {
+  if (unallocated >= unit.least) {
     const todo = waiting
       ? `${plural(waiting, "pod")} ${waiting === 1 ? "waits" : "wait"} for GPUs: the tab Queue says why`
       : waiting === 0
@@ -177,8 +193,12 @@ function rowsOf(data, unit, unallocated, waiting, savings) {
       todo,
     });
   }
-  const found = rows.filter(({ wasted }) => wasted >= LEAST).sort((a, b) => b.wasted - a.wasted);
-  const rounded = roundParts(found.map(({ wasted }) => wasted));
+  const found = rows
+    .filter(({ wasted }) => wasted >= unit.least)
+    .sort((a, b) => b.wasted - a.wasted);
+  const sums = found.map(({ wasted }) => wasted);
+  const digits = unit.digits(sums.reduce((total, sum) => total + sum, 0));
+  const rounded = roundParts(sums, digits);
   return found.map((row, i) => ({ ...row, wasted: rounded[i] }));
 }
 
@@ -210,7 +230,7 @@ function whyText(row, { parts }) {
     row.mean_use === undefined
       ? ""
       : `used ${percent(row.mean_use)} of ${amount(row.allocated_hours)} GPU-hours`;
-  const idle = row.idle_hours >= LEAST ? `idle for ${amount(row.idle_hours)} of them` : "";
+  const idle = row.idle_hours >= LEAST_HOURS ? `idle for ${amount(row.idle_hours)} of them` : "";
   return [use, idle].filter(Boolean).join(", ");
 }
 
