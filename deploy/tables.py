@@ -1,8 +1,8 @@
 """Copies constants of podgpu into the chart and other files: `python -m deploy.tables`.
 
 The constants are the version, the project's URL, the image, the names of the allocation sources,
-the XIDs that mean a broken GPU, and the definition of idle. Sources are used in the schema of the values and in an alert.
-Also writes the chart's README.
+the XIDs that mean a broken GPU, the definition of idle, and the counters of LLM engines. Sources
+are used in the schema of the values and in an alert. Also writes the chart's README.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from deploy.render import CHART, ROOT
 from podgpu import PROJECT_URL, REGISTRY, __version__
 from podgpu.cli.sources import SOURCES, SOURCES_WITH_ARGUMENT
 from podgpu.metrics.conditions import xid_specs
+from podgpu.metrics.engines import RANK_LABELS, Engine, EngineFamily, engines
 from podgpu.metrics.promql import idle_rule
 
 SCHEMA = CHART / "values.schema.json"
 ALERTS = CHART / "files" / "rules" / "podgpu-alerts.yaml"
+TOKENS = CHART / "files" / "rules" / "podgpu-tokens.yaml"
 _ALLOCATION = re.compile(r'(?<="allocation": \{\n {14}"type": "string",\n {14}"pattern": ")[^"]+')
 _SOURCES = re.compile(r'(?<=podgpu_exporter_source_up\{source=~")[^"]+(?=\|api-server"\})')
 _IDLE_RULE = re.compile(r"(?<=- record: podgpu:idle:ratio10m\n {8}expr: \|\n)(?: {10}.*\n)+")
+_TOKEN_RULES = re.compile(
+    r"(?<=and counted them\.\n)(?: +- record: podgpu:pod_llm_tokens:rate5m\n(?: {8}.*\n)+)+"
+)
 _XIDS = re.compile(r'(?<=podgpu_xid_last_seen_timestamp_seconds\{xid=~")[\d|]+(?="\})')
 _PROJECT_URL = re.compile(r"https://[\w.-]+/[\w.-]+/podgpu(?![\w.-])")
 _CHART_VERSION = re.compile(r"(?<=^version: )\S+|(?<=^appVersion: )\S+", re.MULTILINE)
@@ -103,6 +108,66 @@ def fresh() -> Iterator[tuple[Path, str]]:
     alerts = _replace(_write_names(ALERTS), _SOURCES, "|".join(SOURCES), 1)
     alerts = _replace(alerts, _IDLE_RULE, indent(idle_rule(), " " * 10), 1)
     yield ALERTS, _replace(alerts, _XIDS, xids, 2)
+    token_rules = "".join(_make_token_rules())
+    yield TOKENS, _replace(_write_names(TOKENS), _TOKEN_RULES, token_rules, 1)
+
+
+TOKEN_RULE = """\
+- record: podgpu:pod_llm_tokens:rate5m
+  labels: {{engine: {engine}, kind: {kind}}}
+  expr: |
+    {sum}
+    and on (cluster, namespace, pod) podgpu_allocation_info
+"""
+TOKEN_SUM = """\
+sum by (cluster, namespace, pod, model) (
+  label_replace(
+    {rates},
+    "model", "$1", "model_name", "(.+)"
+  )
+)"""
+TOKEN_RATE = """\
+max by (
+  cluster, namespace, pod, instance, model, model_name, engine,
+  {others}
+) (rate({series}[5m]))"""
+
+
+def _make_token_rules() -> Iterator[str]:
+    for engine in engines():
+        for kind in ("prompt", "generation"):
+            total = _sum_tokens(engine, kind)
+            rule = TOKEN_RULE.format(engine=engine.name, kind=kind, sum=_indent_rest(total, 4))
+            yield indent(rule, " " * 6)
+
+
+def _sum_tokens(engine: Engine, kind: str) -> str:
+    """Returns the tokens per second of each pod and model."""
+    counter = engine.prompt if kind == "prompt" else engine.generated
+    rates = _write_rate(counter)
+    if kind == "prompt" and engine.transferred is not None:
+        rates += f"\nor\n-{_write_rate(engine.transferred)}"
+
+    total = TOKEN_SUM.format(rates=_indent_rest(rates, 4))
+    if kind == "prompt" and engine.transferred is not None:
+        # The two counters are not read at the same moment.
+        return f"clamp_min({total}, 0)"
+    return total
+
+
+def _write_rate(family: EngineFamily) -> str:
+    matchers = 'pod!=""'
+    labels = [label for label in RANK_LABELS if label != "engine"]
+    if family.label:
+        matchers += f',{family.label}="{family.value}"'
+        labels.append(family.label)
+    series = f"{family.name}{{{matchers}}}"
+    return TOKEN_RATE.format(others=", ".join(labels), series=series)
+
+
+def _indent_rest(text: str, width: int) -> str:
+    """Indents all lines except the first one."""
+    return text.replace("\n", "\n" + " " * width)
 
 
 def _write_names(path: Path) -> str:
