@@ -119,6 +119,16 @@ def test_vllm_with_two_ranks() -> None:
             "",
             Tokens(8.0, 4.0),
         ),
+        (
+            "llamacpp",
+            b"llamacpp:prompt_tokens_total 8\n"
+            b"llamacpp:prompt_tokens_seconds 2.5\n"
+            b"llamacpp:tokens_predicted_total 4\n"
+            b"llamacpp:requests_processing 2\nllamacpp:requests_deferred 6\n"
+            b"llamacpp:kv_cache_usage_ratio 0.5\n",
+            "",
+            Tokens(8.0, 4.0),
+        ),
     ],
 )
 def test_the_counters_of_each_engine(engine: str, text: bytes, model: str, tokens: Tokens) -> None:
