@@ -99,12 +99,14 @@ class SourceError(PodgpuError):
     """A source (driver, kubelet, file) could not be read. The next attempt may succeed.
 
     `reason` is a short snake_case word for the `reason` label of
-    podgpu_exporter_source_errors_total.
+    podgpu_exporter_source_errors_total. `retry_after`: seconds that the server wants the client to
+    wait. 0 if it does not say.
     """
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.reason = reason
+        self.retry_after = retry_after
 
 
 class Unsupported(SourceError):

@@ -254,6 +254,8 @@ class SimulatedApiServer:
         self.has_kueue = False
         self.refusal: tuple[int, str] | None = None  # status and message of every response
         self.refuse_watches_only = False
+        # Of the next requests: status and header Retry-After, or None for the usual answer.
+        self.failures: list[tuple[int, str] | None] = []
         self.forbidden_paths: frozenset[str] = frozenset()
         self.missing_paths: frozenset[str] = frozenset()
         # Services that the proxy reaches: "NAMESPACE/SEGMENT" -> URL of the server behind it
@@ -431,6 +433,9 @@ class SimulatedApiServer:
             return _status(401, "Unauthorized")
         if self.refusal is not None and (noted.watches or not self.refuse_watches_only):
             return _status(*self.refusal)
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is not None:
+            return _fail(*failure)
         if request.path in self.forbidden_paths:
             return _status(403, f'forbidden: cannot get path "{request.path}"')
         proxied = _PROXY.fullmatch(request.path)
@@ -469,6 +474,9 @@ class SimulatedApiServer:
             return _status(401, "Unauthorized")
         if self.refusal is not None:
             return _status(*self.refusal)
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is not None:
+            return _fail(*failure)
         if self.write_failures:
             return _status(self.write_failures.pop(0), "the test lets this write fail")
         if request.path in self.forbidden_paths:
@@ -635,3 +643,9 @@ def _name_access(attributes: Mapping[str, str]) -> str:
 
 def _status(code: int, message: str) -> web.Response:
     return web.json_response(_status_object(code, message), status=code)
+
+
+def _fail(code: int, retry_after: str) -> web.Response:
+    response = _status(code, "the test lets this request fail")
+    response.headers["Retry-After"] = retry_after
+    return response

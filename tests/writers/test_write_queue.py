@@ -160,3 +160,16 @@ async def test_is_bounded(queue: WriteQueue, caplog: pytest.LogCaptureFixture) -
     assert len(queue) == 1000
     assert len(caplog.records) == 1
     assert "more than 1000 writes wait" in caplog.text
+
+
+async def test_waits_as_long_as_the_server_requests(queue: WriteQueue, clock: FakeClock) -> None:
+    target = Target()
+    target.error = SourceError("server_error", "too many requests", retry_after=30.0)
+    queue.put(target.write("text"))
+    await queue.flush()
+    clock.advance(29.0)
+    await queue.flush()
+    assert len(target.attempts) == 1
+    clock.advance(1.0)
+    await queue.flush()
+    assert len(target.attempts) == 2

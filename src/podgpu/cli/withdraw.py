@@ -11,7 +11,7 @@ from podgpu.errors import SourceError, StartError, plural
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import load_config
 from podgpu.writers.node_condition import TYPE
-from podgpu.writers.withdraw import Withdrawn, withdraw
+from podgpu.writers.withdraw import Withdrawal, Withdrawn
 
 
 @make_command(
@@ -28,7 +28,7 @@ def command(kubeconfig: str) -> None:
 
     async def run() -> Withdrawn:
         async with ApiClient(config) as client:
-            return await withdraw(client)
+            return await Withdrawal(client).run()
 
     try:
         withdrawn = asyncio.run(run())

@@ -33,7 +33,7 @@ from msgspec import field
 from podgpu.decode import BAD_JSON, find_decoder
 from podgpu.errors import SourceError, one_line
 from podgpu.files import read_bounded
-from podgpu.http_client import explain_errors, open_session, read_body
+from podgpu.http_client import explain_errors, open_session, parse_retry_after, read_body
 from podgpu.kube.config import ApiConfig, ExecPlugin
 from podgpu.kube.objects import KubeObject
 from podgpu.tls import load_pair, make_client_context
@@ -220,7 +220,9 @@ class ApiClient:
             body = await self._read(response, path)
         if response.status == 401:
             self._credentials.invalidate()
-        return explain_status(response.status, body, path, self.config.origin)
+        error = explain_status(response.status, body, path, self.config.origin)
+        error.retry_after = parse_retry_after(response.headers.get("Retry-After", ""), time.time())
+        return error
 
     def _explaining(self, path: str) -> AbstractContextManager[None]:
         """Converts the errors of a request to SourceErrors."""

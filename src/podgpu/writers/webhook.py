@@ -298,9 +298,7 @@ class Webhook(Watch):
     def _fail(self, error: SourceError) -> None:
         longest = double_delay(self._failures, _FIRST_DELAY, _MAX_DELAY)
         self._failures += 1
-        wait = self._delay(longest)
-        if isinstance(error, _Rejected):
-            wait = max(wait, error.retry_after)
+        wait = max(self._delay(longest), error.retry_after)
         self._due = self._clock.monotonic() + wait
         self._report("webhook", str(error), error.reason)
 
@@ -315,15 +313,7 @@ class Webhook(Watch):
             _log.info("webhook: works again")
 
 
-class _Rejected(SourceError):
-    """The receiver did not accept a request."""
-
-    def __init__(self, reason: str, message: str, retry_after: float) -> None:
-        super().__init__(reason, message)
-        self.retry_after = retry_after  # seconds
-
-
-def _explain_status(client: HttpClient, response: HttpResponse, now: float) -> _Rejected:
+def _explain_status(client: HttpClient, response: HttpResponse, now: float) -> SourceError:
     """Does not quote the body, because it may contain the URL."""
     status = response.status
     advice = ""
@@ -333,8 +323,8 @@ def _explain_status(client: HttpClient, response: HttpResponse, now: float) -> _
         advice = ": check the URL in the file. Redirects are not followed"
 
     text = f"{client.shown} answers {status}{advice}"
-    seconds = parse_retry_after(response.retry_after, now)
-    return _Rejected(f"http_{status}", text, seconds)
+    retry_after = parse_retry_after(response.retry_after, now)
+    return SourceError(f"http_{status}", text, retry_after)
 
 
 def _decode_reported(content: bytes) -> ReportedNotice:

@@ -82,7 +82,7 @@ class WriteQueue:
 
             delay = double_delay(waiting.failures, _FIRST_DELAY, _MAX_DELAY)
             waiting.failures += 1
-            waiting.due = self._clock() + self._spread(delay)
+            waiting.due = self._clock() + max(self._spread(delay), error.retry_after)
             self._report(waiting.write.writer, error.reason, str(error))
             if error.reason in _NO_ANSWER:
                 self._postpone(waiting.write.writer, waiting.due)
