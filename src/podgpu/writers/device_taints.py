@@ -46,6 +46,7 @@ class DraDeviceRef(NamedTuple):
     def rule_name(self) -> str:
         """The same for each exporter. Names of devices have no dot, so it is unambiguous."""
         name = f"podgpu-{self.pool}.{self.name}"
+        # The name of a pool may be a path, that of a rule may not.
         if "/" in self.pool or len(name) > _MAX_NAME:
             return f"podgpu-{_hash(self.pool)}.{self.name}"
         return name
@@ -81,7 +82,7 @@ class TaintWriter:
             return []
 
         self._update_parts(update.state)
-        broken = {uuid: one for uuid, one in update.records.items() if one.problems}
+        broken = {uuid: record for uuid, record in update.records.items() if record.problems}
         gpus = {}
         for uuid in broken:
             for part in self._parts.get(uuid, frozenset((uuid,))):
@@ -100,27 +101,28 @@ class TaintWriter:
         return [Write(TAINTS, "rules", partial(self._reconcile, wanted))]
 
     def _update_parts(self, state: NodeState) -> None:
-        """Keeps the MIG devices of a GPU that is lost."""
         for gpu in state.devices:
+            # A GPU that is lost has no MIG devices any more, so its known ones stay.
+            is_lost = gpu.fields is None and not gpu.instances
+            if is_lost and gpu.uuid in self._parts:
+                continue
+
             parts = {gpu.uuid}
             for instance in gpu.instances:
                 parts.update(instance.uuids)
-            is_new = gpu.uuid not in self._parts
-            is_present = gpu.fields is not None
-            if is_new or is_present or len(parts) > 1:
-                self._parts[gpu.uuid] = frozenset(parts)
+            self._parts[gpu.uuid] = frozenset(parts)
 
     async def _reconcile(self, wanted: _Wanted) -> None:
-        rules = await self._list_rules()
+        present = await self._list_rules()
         desired = await self._make_rules(wanted)
         for name, rule in desired.items():
-            if name not in rules:
+            if name not in present:
                 await self._client.create(self._path, rule)
-            elif not _is_same(rules[name], rule):
+            elif not _has_taint_of(present[name], rule):
                 changes = {"spec": {"taint": rule["spec"]["taint"]}}
                 await self._client.patch(f"{self._path}/{name}", changes)
 
-        for name, rule in rules.items():
+        for name, rule in present.items():
             gpu = read_map(rule["metadata"], "annotations").get(_GPU_ANNOTATION)
             if name not in desired and gpu in wanted.ended:
                 await delete_if_present(self._client, f"{self._path}/{name}")
@@ -210,11 +212,11 @@ def rules_path(version: str) -> str:
     return f"{_GROUP}/{version}/devicetaintrules"
 
 
-def _is_same(rule: KubeObject, wanted: KubeObject) -> bool:
-    """Compares the taints, without the time that the server adds."""
-    taint = rule["spec"]["taint"]
-    wanted_taint: Mapping[str, str] = wanted["spec"]["taint"]
-    return all(taint.get(name) == value for name, value in wanted_taint.items())
+def _has_taint_of(present: KubeObject, desired: KubeObject) -> bool:
+    """Compares the taints of two rules, without the time that the server adds."""
+    taint: Mapping[str, str] = present["spec"]["taint"]
+    desired_taint: Mapping[str, str] = desired["spec"]["taint"]
+    return desired_taint.items() <= taint.items()
 
 
 async def list_rules(client: ApiClient, selector: str) -> tuple[str, Iterable[KubeObject]]:

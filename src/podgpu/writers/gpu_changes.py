@@ -116,16 +116,16 @@ def find_changes(
         records[gpu.uuid] = record
 
         changes += xid_changes
-        began = list(_find_begun(earlier, record, gpu, idle))
-        if is_first and gpu.uuid not in before:
-            # Without a record of the GPU, its problems may be older than this writer.
-            began = []
+        begun = list(_find_begun(earlier, record, gpu, idle))
         if is_first:
-            present = _find_begun(GpuRecord(name), record, gpu, idle)
-            old = [change for change in present if change not in began]
-            changes += [change._replace(is_new=False) for change in old]
+            # Without a record of the GPU, its problems may be older than this writer.
+            if gpu.uuid not in before:
+                begun = []
+            for change in _find_begun(GpuRecord(name), record, gpu, idle):
+                if change not in begun:
+                    changes.append(change._replace(is_new=False))
 
-        changes += began
+        changes += begun
         changes += _find_recovered(earlier, record, gpu)
 
     return records, [_add_name(change, records[change.gpu].name) for change in changes]
@@ -168,6 +168,7 @@ def _track_problems(earlier: GpuRecord, gpu: DeviceState) -> GpuRecord:
             problems[condition.name] = _describe(condition, gpu)
             details[condition.name] = condition.detail
 
+    # What cannot be checked now is still a problem.
     for name, text in earlier.problems.items():
         if name not in problems and name not in gpu.healthy:
             problems[name] = text
@@ -203,6 +204,7 @@ def _find_recovered(earlier: GpuRecord, record: GpuRecord, gpu: DeviceState) -> 
         text += f", but {record.problems[RECURRING]}"
     else:
         specs = conditions()
+        # This version has no words for a condition of a newer exporter.
         was = [specs[name].was for name in earlier.acute if name in specs]
         text += f"; before, {few_of(was, 3)}"
 
@@ -238,35 +240,36 @@ def _list_users(gpu: DeviceState, devices: Iterable[GpuOrInstance]) -> tuple[Wor
 def _track_xids(
     record: GpuRecord, gpu: DeviceState, now: float
 ) -> tuple[GpuRecord, list[GpuChange]]:
+    """Reports XIDs at once, except those of applications, which wait until a pod is blamed."""
     changes: list[GpuChange] = []
-    pending = dict(record.pending)
+    pending_xids = dict(record.pending)
     xids = {}
-    for key, device in _list_devices(gpu):
+    for device_name, device in _list_devices(gpu):
         for count in device.xids:
-            name = key, count.xid
-            xids[name] = count
-            earlier = record.xids.get(name)
-            new = count.total
+            key = device_name, count.xid
+            xids[key] = count
+            earlier = record.xids.get(key)
+            times = count.total
             if earlier:
-                new -= earlier.total
+                times -= earlier.total
 
-            cause = xid_spec(count.xid).cause
-            if new > 0 and cause != "application":
-                changes.append(_make_xid(gpu, device, count.xid, new))
-            elif new > 0:
-                pending[name] = _add_pending(pending.get(name), earlier, new, now)
+            is_of_application = xid_spec(count.xid).cause == "application"
+            if times > 0 and is_of_application:
+                pending_xids[key] = _add_pending(pending_xids.get(key), earlier, times, now)
+            elif times > 0:
+                changes.append(_make_xid(gpu, device, count.xid, times))
 
-            waiting = pending.get(name)
-            if waiting is None:
+            pending = pending_xids.get(key)
+            if pending is None:
                 continue
 
-            blamed = _count_blamed(count.culprits, waiting)
-            are_all_blamed = sum(blamed.values()) >= waiting.times
-            if are_all_blamed or now - waiting.since > _VERDICT_SECONDS:
-                del pending[name]
-                changes += _make_caused(gpu, device, count, waiting, blamed)
+            blamed = _count_blamed(count.culprits, pending)
+            are_all_blamed = sum(blamed.values()) >= pending.times
+            if are_all_blamed or now - pending.since > _VERDICT_SECONDS:
+                del pending_xids[key]
+                changes += _make_caused(gpu, device, count, pending, blamed)
 
-    return replace(record, xids=xids, pending=pending), changes
+    return replace(record, xids=xids, pending=pending_xids), changes
 
 
 def _list_devices(gpu: DeviceState) -> Iterator[tuple[str, GpuOrInstance]]:
@@ -276,21 +279,21 @@ def _list_devices(gpu: DeviceState) -> Iterator[tuple[str, GpuOrInstance]]:
 
 
 def _add_pending(
-    waiting: _PendingXid | None, earlier: XidCount | None, new: int, now: float
+    pending: _PendingXid | None, earlier: XidCount | None, times: int, now: float
 ) -> _PendingXid:
-    if waiting is not None:
-        return waiting._replace(times=waiting.times + new)
+    if pending is not None:
+        return pending._replace(times=pending.times + times)
     culprits = earlier.culprits if earlier else ()
-    return _PendingXid(now, new, {culprit.key: culprit.total for culprit in culprits})
+    return _PendingXid(now, times, {culprit.key: culprit.total for culprit in culprits})
 
 
-def _count_blamed(culprits: Iterable[XidCulprit], waiting: _PendingXid) -> dict[WorkloadKey, int]:
+def _count_blamed(culprits: Iterable[XidCulprit], pending: _PendingXid) -> dict[WorkloadKey, int]:
     """Returns how many of the XIDs each workload caused."""
     blamed = {}
     for culprit in culprits:
-        new = culprit.total - waiting.blamed.get(culprit.key, 0)
-        if new > 0:
-            blamed[culprit.key] = new
+        times = culprit.total - pending.blamed.get(culprit.key, 0)
+        if times > 0:
+            blamed[culprit.key] = times
     return blamed
 
 
@@ -311,24 +314,26 @@ def _make_caused(
     gpu: DeviceState,
     device: GpuOrInstance,
     count: XidCount,
-    waiting: _PendingXid,
+    pending: _PendingXid,
     blamed: Mapping[WorkloadKey, int],
 ) -> Iterator[GpuChange]:
     """Yields the changes of XIDs that applications caused. They concern no healthy pod."""
     says = _describe_xid(count.xid)
     for culprit in count.culprits:
-        number = blamed.get(culprit.key)
-        if number is not None:
-            yield _make_blamed(gpu, says, culprit, number)
+        times = blamed.get(culprit.key)
+        if times is not None:
+            yield _make_blamed(gpu, says, culprit, times)
 
-    unknown = waiting.times - sum(blamed.values())
+    unknown = pending.times - sum(blamed.values())
     if unknown > 0:
         users = _list_users(gpu, _list_affected(gpu, device))
         text = f"{says}; the GPU is healthy, and an application caused it"
         if len(users) > 1:
             text += f": one of {few_of(user.text for user in users)}"
 
-        yield GpuChange(ChangeReason.XID, gpu.uuid, text, users, not users, times=unknown)
+        # Without a pod, an Event of the node says it.
+        concerns_node = not users
+        yield GpuChange(ChangeReason.XID, gpu.uuid, text, users, concerns_node, times=unknown)
 
 
 def _make_blamed(gpu: DeviceState, says: str, culprit: XidCulprit, times: int) -> GpuChange:
@@ -341,7 +346,7 @@ def _make_blamed(gpu: DeviceState, says: str, culprit: XidCulprit, times: int) -
     owner = culprit.text or "a process outside pods"
     text = f"{says}, caused by {process} of {owner}: check this program"
     pods = (culprit,) if culprit.pod else ()
-    return GpuChange(ChangeReason.XID, gpu.uuid, text, pods, not pods, times=times)
+    return GpuChange(ChangeReason.XID, gpu.uuid, text, pods, concerns_node=not pods, times=times)
 
 
 # Idle pods and orphaned memory
@@ -350,21 +355,24 @@ def _make_blamed(gpu: DeviceState, says: str, culprit: XidCulprit, times: int) -
 def _find_idle(
     earlier: GpuRecord, gpu: DeviceState, idle_before: float
 ) -> Iterator[tuple[tuple[str, WorkloadKey], Holder]]:
-    """Yields the holders that are idle since `idle_before`. A holder whose use cannot be measured
-    stays idle.
+    """Yields the holders that are idle since `idle_before`, by device key and holder.
+
+    A holder whose use cannot be measured stays idle.
     """
-    for device, part in _list_devices(gpu):
-        for holder in part.holders:
-            key = device, holder.key
+    for device_name, device in _list_devices(gpu):
+        for holder in device.holders:
+            key = device_name, holder.key
             since = holder.known_usage.idle_since
             is_idle = since is not None and since <= idle_before
             if holder.usage is None:
                 is_idle = key in earlier.idle
-            if holder.pod and holder.source and is_idle:
+            is_allocated = bool(holder.source)
+            if holder.pod and is_allocated and is_idle:
                 yield key, holder
 
 
 def _make_idle(gpu: DeviceState, holder: Holder) -> GpuChange:
+    # If its use cannot be measured any more, the time is not known either.
     since = holder.known_usage.idle_since
     when = f" since {utc_text(since)}" if since else ""
     text = (

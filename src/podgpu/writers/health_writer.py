@@ -91,15 +91,19 @@ class HealthWriter:
             return
 
         state, is_fresh = answer
-        is_ours = self._acquire()
+        is_ours = self._acquire_lock()
         changes: list[GpuChange] = []
         if is_fresh:
             changes = self._compare(state, is_ours)
-        if not is_ours or not (self._has_compared or self._is_overdue):
+        if not is_ours:
             return
 
-        is_stale = not (is_fresh and self._has_compared)
-        update = NodeUpdate(state, self._records, changes, is_stale)
+        # Nothing is written before the first comparison, unless it takes too long.
+        if not self._has_compared and not self._is_overdue:
+            return
+
+        is_known = is_fresh and self._has_compared
+        update = NodeUpdate(state, self._records, changes, is_stale=not is_known)
         for writer in writers:
             for write in writer.update(update):
                 self.queue.put(write)
@@ -110,6 +114,7 @@ class HealthWriter:
         # Before the first answer of the kubelet, the pods are not known.
         if state.holders_at is None:
             return []
+        # Records are kept without the lock, too, to take over from another exporter.
         is_first = is_ours and not self._has_compared
         self._has_compared = is_ours
         now = self._clock.wall()
@@ -120,10 +125,10 @@ class HealthWriter:
 
     @property
     def _is_overdue(self) -> bool:
-        """True if the GPUs should have been read by now, so that their state is unknown."""
+        """True if the GPUs should have been read by now. Their state is then written as unknown."""
         return self._clock.monotonic() - self._began >= _START_SECONDS
 
-    def _acquire(self) -> bool:
+    def _acquire_lock(self) -> bool:
         is_ours = self._lock.acquire()
         problem = self._lock.problem
         warning = f"--write: nothing is written, because podgpu {problem}" if problem else ""

@@ -70,22 +70,24 @@ def judge(update: NodeUpdate) -> GpuVerdict:
         text = f"the node has {plural(state.gpus_expected, 'GPU')}, but podgpu cannot read any"
         return GpuVerdict("Unknown", UNKNOWN, text)
 
-    return GpuVerdict("False", HEALTHY, f"podgpu knows no problem of {_count(update.records)}")
+    gpus = _name_gpus(update.records)
+    return GpuVerdict("False", HEALTHY, f"podgpu knows no problem of {gpus}")
 
 
-def _count(records: Records) -> str:
+def _name_gpus(records: Records) -> str:
     return "the node's GPU" if len(records) == 1 else f"the node's {plural(len(records), 'GPU')}"
 
 
 def _rank_problems(records: Records) -> list[str]:
     """Returns the problems of all GPUs, worst first."""
-    found: set[str] = set()
+    problems: set[str] = set()
     for record in records.values():
-        found.update(record.problems)
-    return sorted(found, key=rank_condition)
+        problems.update(record.problems)
+    return sorted(problems, key=rank_condition)
 
 
 def _count_unidentified(lost: int, records: Records) -> int:
+    """Returns how many of the lost GPUs are not among the records."""
     for record in records.values():
         if not record.problems.keys().isdisjoint((LOST, UNREADABLE)):
             lost -= 1
@@ -149,8 +151,8 @@ def find_condition(node: KubeObject) -> Mapping[str, str]:
     """Returns podgpu's condition of a Node. Empty if it has none."""
     for condition in read_list(read_map(node, "status"), "conditions"):
         if condition.get("type") == TYPE:
-            found: Mapping[str, str] = condition
-            return found
+            own: Mapping[str, str] = condition
+            return own
     return {}
 
 

@@ -56,13 +56,13 @@ _DRIVER_ACTIONS: Mapping[str, str] = {
 
 
 class _Reported(NamedTuple):
-    """What NVSentinel knows of a GPU. The details change while a problem lasts, too."""
+    """What NVSentinel knows of a GPU. Another XID is reported, too, while the problem lasts."""
 
     problems: tuple[str, ...]
     xids: str
 
 
-def _reduce(record: GpuRecord) -> _Reported:
+def _select_reported(record: GpuRecord) -> _Reported:
     return _Reported(tuple(record.problems), record.details.get(XID, ""))
 
 
@@ -83,14 +83,14 @@ class SentinelWriter:
             self._entities[gpu.uuid] = _list_entities(gpu)
 
         records = dict(update.records)
-        # A GPU that was forgotten has no problem any more.
-        for uuid in self._reported.keys() - records.keys():
-            if self._reported[uuid].problems:
+        # A GPU that was forgotten (`podgpu forget`) has no problem any more.
+        for uuid, reported in self._reported.items():
+            if uuid not in records and reported.problems:
                 records[uuid] = GpuRecord("a removed GPU")
 
         changed = {}
         for uuid, record in records.items():
-            if self._reported.get(uuid) != _reduce(record):
+            if self._reported.get(uuid) != _select_reported(record):
                 changed[uuid] = record
 
         if not changed:
@@ -102,7 +102,8 @@ class SentinelWriter:
         return [Write(NVSENTINEL, "events", send)]
 
     async def _send(self, changed: Mapping[str, GpuRecord]) -> None:
-        # A missing socket is not an empty one: the current state is sent when it appears.
+        # The error of gRPC would not say what to check. The queue tries again until NVSentinel has
+        # made the socket.
         if not os.path.exists(self._path):
             raise SourceError(
                 "socket_missing",
@@ -110,7 +111,7 @@ class SentinelWriter:
                 "connector runs on this node, and that the directory of the socket is mounted",
             )
 
-        events = [self._make(uuid, record) for uuid, record in changed.items()]
+        events = [self._make_event(uuid, record) for uuid, record in changed.items()]
         message = HealthEvents(version=1, events=events).SerializeToString()
         try:
             await asyncio.to_thread(call_unary, self._path, _METHOD, _TIMEOUT, message)
@@ -120,9 +121,9 @@ class SentinelWriter:
             ) from error
 
         for uuid, record in changed.items():
-            self._reported[uuid] = _reduce(record)
+            self._reported[uuid] = _select_reported(record)
 
-    def _make(self, uuid: str, record: GpuRecord) -> dict[str, Any]:
+    def _make_event(self, uuid: str, record: GpuRecord) -> dict[str, Any]:
         is_healthy = not record.problems
         gpu = f"{record.name} ({uuid})"
         problems = list(record.problems.values()) or ["podgpu knows no problem"]
@@ -175,15 +176,17 @@ def _find_actions(record: GpuRecord) -> Iterable[str]:
         if name != XID:
             yield _ACTIONS.get(name, _SUPPORT)
             continue
+        # The least action, if no XID is known.
+        yield _DIAGNOSE
         for xid in _list_xids(record):
             yield _XID_ACTIONS.get(xid_spec(xid).action, _SUPPORT)
-        yield _DIAGNOSE  # if no XID is known, or none needs more
 
 
 def list_error_codes(record: GpuRecord) -> Sequence[str]:
     """Returns the problems, and XIDs as numbers, as in NVSentinel's own events."""
-    codes = [name for name in record.problems if name != XID]
-    return [*map(str, _list_xids(record)), *codes]
+    codes = [str(xid) for xid in _list_xids(record)]
+    codes += [name for name in record.problems if name != XID]
+    return codes
 
 
 def _list_xids(record: GpuRecord) -> list[int]:

@@ -34,8 +34,6 @@ def make_session_opener(
     clock: Clock,
     sentinel_socket: str = DEFAULT_SOCKET,
 ) -> Callable[[], WriterSession]:
-    """`sentinel_socket`: path of NVSentinel's socket."""
-
     def open_session() -> WriterSession:
         client = ApiClient(config, _DEADLINE)
         writers: list[Writer] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ LABELS = {"app.kubernetes.io/managed-by": COMPONENT}
 EVENT_SECONDS = 600.0
 _EXPIRES_AFTER = 3600.0  # the API server deletes an Event one hour after the last write
 _MAX_MESSAGE = 1024
-_MAX_SERIES = 2000
+_MAX_SERIES = 2000  # in memory; the oldest are dropped
 
 
 def select_labels(labels: Mapping[str, str]) -> str:
@@ -91,7 +91,7 @@ class _EventSeries:
     count: int = 0
     written: int = 0  # the `count` of the Event
     written_at: float | None = None  # None before the Event was written
-    was_present: bool = False  # True if the first change is not new, so it may be written already
+    was_present: bool = False  # True if the first change is not new: the Event may have it already
 
     @property
     def unwritten(self) -> int:
@@ -117,7 +117,8 @@ class EventWriter:
     def _find_targets(self, change: GpuChange) -> Iterator[Target]:
         if change.concerns_node:
             yield node_target(self._node)
-        yield from dict.fromkeys(map(pod_target, change.pods))
+        # A pod with several containers is one target.
+        yield from dict.fromkeys(pod_target(workload) for workload in change.pods)
 
     def _add_to(self, key: SeriesKey, change: GpuChange) -> None:
         now = self._clock.wall()
@@ -130,7 +131,7 @@ class EventWriter:
         series.is_warning = change.is_warning
         series.count += change.times
 
-        # The series that changed last comes last.
+        # The dict is sorted by the last change.
         self._series[key] = series
         if len(self._series) > _MAX_SERIES:
             oldest = next(iter(self._series))
@@ -152,7 +153,7 @@ class EventWriter:
 
     async def _send(self, key: SeriesKey, series: _EventSeries) -> None:
         if self._clock.wall() - series.last > _EXPIRES_AFTER:
-            # Nobody needs it any more.
+            # It would have expired by now.
             self._mark_written(series)
             return
 
@@ -174,9 +175,12 @@ class EventWriter:
 
     async def _take_over(self, path: str, key: SeriesKey, series: _EventSeries) -> None:
         event = await self._client.get(f"{path}/{key.event_name}")
-        written = _read_count(event)
-        series.count += written - series.was_present
-        series.written = written
+        series.written = _read_count(event)
+        series.count += series.written
+        if series.was_present:
+            # The first change is in the Event already.
+            series.count -= 1
+
         age = max(0.0, self._clock.wall() - _read_time(event))
         series.written_at = self._clock.monotonic() - age
         if series.unwritten and age >= EVENT_SECONDS:
@@ -238,6 +242,6 @@ def _read_count(event: KubeObject) -> int:
 def _read_time(event: KubeObject) -> float:
     """Returns the time of the last change. 0 if it is unknown."""
     try:
-        return datetime.fromisoformat(str(event.get("lastTimestamp"))).astimezone(UTC).timestamp()
+        return datetime.fromisoformat(str(event.get("lastTimestamp"))).timestamp()
     except ValueError:
         return 0.0

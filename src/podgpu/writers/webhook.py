@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,6 +46,7 @@ _TITLES = {
     NoticeEvent.IDLE: ("pod does not use its GPUs", "pods do not use their GPUs"),
     NoticeEvent.OVER_BUDGET: ("budget is exceeded", "budgets are exceeded"),
 }
+# Slack's markup.
 _SLACK = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _log = logging.getLogger(__name__)
 
@@ -91,17 +91,19 @@ class WebhookSettings:
 
     def open_client(self) -> HttpClient:
         """Reads the URL. Raises SourceError, without the URL, which may be a secret."""
-        text = read_bounded(self.url_file, _MAX_URL_BYTES).decode("utf-8", "replace").strip()
+        url = read_bounded(self.url_file, _MAX_URL_BYTES).decode("utf-8", "replace").strip()
+        message = f"{self.url_file} does not contain the URL of a webhook (https://…)"
+        bad_url = SourceError("bad_url", message)
+        if not url.startswith(("https://", "http://")):
+            raise bad_url
+
         access = Access(
             token_file=self.token_file, advice="check the URL and the token in the files"
         )
         try:
-            if not re.match(r"https?://", text):
-                raise UsageError("")
-            client = HttpClient(text, access, timeout=self.timeout, max_bytes=_MAX_ANSWER_BYTES)
+            client = HttpClient(url, access, timeout=self.timeout, max_bytes=_MAX_ANSWER_BYTES)
         except UsageError:
-            message = f"{self.url_file} does not contain the URL of a webhook (https://…)"
-            raise SourceError("bad_url", message) from None
+            raise bad_url from None
 
         # The path of many webhooks is a secret.
         client.shown = f"the webhook at {client.host}"
@@ -170,8 +172,7 @@ class Webhook(Watch):
         self._delay = delay
         self._book = NoticeBook(self._clock.wall(), repeats_old=not store.is_in_memory)
         self._reported: dict[str, ReportedNotice] = {}
-        self._unsaved: dict[str, bytes | None] = {}
-        self._seen: ClusterState | None = None
+        self._unsaved: dict[str, bytes | None] = {}  # by key; None: delete the entry
         self._due = float("-inf")  # monotonic time of the next attempt
         self._failures = 0
         self._problems: dict[str, str] = {}  # of the webhook and of the history
@@ -211,6 +212,7 @@ class Webhook(Watch):
 
         self._save()
         if wanted:
+            # A request that failed is repeated when it is due, without waiting for a round.
             wait = self._due - self._clock.monotonic()
             self.pause = min(_SECONDS, max(1.0, wait))
 
@@ -301,6 +303,8 @@ class Webhook(Watch):
         wait = max(self._delay(longest), error.retry_after)
         self._due = self._clock.monotonic() + wait
         self._report("webhook", str(error), error.reason)
+
+    # Each change of `_problems` makes a new dict, because `warnings` runs in other threads.
 
     def _report(self, part: str, problem: str, reason: str = "failed") -> None:
         self._problems = {**self._problems, part: problem}

@@ -124,6 +124,8 @@ def find_situation(state: ClusterState, idle_after: float, now: float) -> Situat
                 well[key] = gpu
 
     idle, used = _find_idle_pods(state, idle_after, now)
+
+    # Budgets are reported once a month.
     month = datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
     over_budget = {}
     for use in state.budgets:
@@ -184,7 +186,7 @@ def _describe_gpu(key: str, gpu: DeviceState, node: NodeEntry) -> Item | None:
     if not grave:
         return None
 
-    worst = min(grave, key=lambda each: rank_condition(each.name))
+    worst = min(grave, key=lambda condition: rank_condition(condition.name))
     says, do = describe_condition(worst, gpu)
     holders = [*gpu.holders, *gpu.last_holders]
     for instance in gpu.instances:
@@ -229,19 +231,16 @@ def _describe_idle(key: str, parts: Sequence[_IdlePart], currency: str) -> Item:
     first = parts[0].part
     node = parts[0].node
     # All of its GPUs are idle since then.
-    since = max(each.since for each in parts)
-    gpus = round(sum(each.part.gpu_fraction for each in parts), 2)
+    since = max(idle.since for idle in parts)
+    gpus = round(sum(idle.part.gpu_fraction for idle in parts), 2)
     cost: float | None = None
-    for each in parts:
-        cost = add_known(cost, each.part.cost_per_hour)
+    for idle in parts:
+        cost = add_known(cost, idle.part.cost_per_hour)
 
-    name = "/".join(first.holder.pod_name)
+    text = "/".join(first.holder.pod_name)
     owner = ""
     if first.owner:
         owner = first.owner.text
-
-    text = name
-    if owner:
         text += f" ({owner})"
 
     text += f" has not used {_count_gpus(gpus)} on {node.name} since {utc_text(since)}"
@@ -291,7 +290,8 @@ class NoticeBook:
         """
         self._started = started
         self._repeats_old = repeats_old
-        self._first_seen: dict[str, float] | None = None  # by key: Unix time
+        # By key: Unix time. None before the first comparison.
+        self._first_seen: dict[str, float] | None = None
         self._well_since: dict[str, float] = {}  # by key: monotonic time
 
     def compare(
@@ -306,15 +306,17 @@ class NoticeBook:
         `now`: Unix time.
         """
         present = situation.notices
+        # What the first comparison finds may have begun before the start.
         earlier = self._first_seen
         if earlier is None:
-            self._first_seen = dict.fromkeys(present, self._started)
+            first_seen = dict.fromkeys(present, self._started)
         else:
-            self._first_seen = {key: earlier.get(key, now) for key in present}
+            first_seen = {key: earlier.get(key, now) for key in present}
+        self._first_seen = first_seen
 
         notices = []
         for key, notice in present.items():
-            if key not in reported and self._is_new(notice.item):
+            if key not in reported and self._is_new(notice.item, first_seen[key]):
                 notices.append(notice)
 
         notices += self._find_recovered(situation, reported, monotonic)
@@ -325,14 +327,11 @@ class NoticeBook:
 
         return notices, over
 
-    def _is_new(self, item: Item) -> bool:
+    def _is_new(self, item: Item, first_seen: float) -> bool:
         if self._repeats_old:
             return True
 
-        began = item.since
-        if began is None:
-            seen = self._first_seen or {}
-            began = seen.get(item.key, self._started)
+        began = first_seen if item.since is None else item.since
         return began > self._started
 
     def _find_recovered(
@@ -360,5 +359,5 @@ def _is_over(reported: ReportedNotice, situation: Situation, now: float) -> bool
 
 def list_oldest(reported: Iterable[tuple[str, ReportedNotice]]) -> list[str]:
     """Returns the keys of the oldest entries, if there are too many."""
-    newest_first = sorted(reported, key=lambda entry: -entry[1].at)
+    newest_first = sorted(reported, key=lambda entry: entry[1].at, reverse=True)
     return [key for key, _ in newest_first[_MAX_REPORTED:]]

@@ -72,7 +72,11 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
 def parse_write(text: str) -> WriterOptions:
     """Parses the value of `--write`. Raises UsageError if it is invalid."""
     arguments: dict[str, str] = {}
-    for entry in filter(None, map(str.strip, text.split(","))):
+    for part in text.split(","):
+        entry = part.strip()
+        if not entry:
+            continue
+
         name, _, argument = entry.partition(":")
         if name not in _ARGUMENTS:
             names = ", ".join(_ARGUMENTS)

@@ -17,6 +17,7 @@ _MAX_DELAY = 300.0
 _DEADLINE = 10.0  # seconds of one attempt
 _MAX_WAITING = 1000  # a node has at most 16 GPUs, with some writes each
 _LOG_SECONDS = 3600.0
+# Reasons for which the next object would not be written either.
 _NO_ANSWER = ("unreachable", "timeout", "tls", "unauthorized")
 
 Send = Callable[[], Awaitable[None]]
