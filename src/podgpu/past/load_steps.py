@@ -26,6 +26,7 @@ _MEASURED = frozenset({"samples", "switches", "exact"})  # methods of podgpu's e
 _LEAST_MEASURED = 0.95  # of the allocated time of a step
 _LEAST_COVERED = 0.8  # of a step: a pod that began or ended in it, or a restart, is unknown
 _MAX_STEPS = 100_000  # not yet written; the steps of a file that cannot be written are dropped
+# Puts a step into its place in the row of the hour. The row may have other steps already.
 _SAVE = """
 INSERT INTO load VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     busy = CAST(substr(busy, 1, {before}) || substr(excluded.busy, {place}, {length})
@@ -34,17 +35,17 @@ INSERT INTO load VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET
 
 
 @dataclass(slots=True)
-class _Sums:
-    """GPU seconds of one pod in one step."""
+class _StepSums:
+    """What one pod did in one step. Times are in GPU seconds, except `covered`."""
 
-    covered: float = 0.0  # seconds in which its GPUs were recorded: the mean of them
+    covered: float = 0.0  # seconds in which its GPUs were recorded: the mean over them
     allocated: float = 0.0
     measured: float = 0.0
     idle: float = 0.0
     busy: float = 0.0  # its upper bound
-    memory: float | None = None  # bytes; the largest of the rounds
-    # Sums over its GPUs in the round that is being added. Here, because 8,000 objects per round
-    # would keep the garbage collector busy.
+    memory: float | None = None  # bytes: the largest of the rounds; None if it is never known
+    # Sums over its GPUs in the round that is being added. They are no object of their own, because
+    # 8,000 of them per round would keep the garbage collector busy.
     round_gpus: int = 0
     round_seconds: float = 0.0
     round_memory: float | None = 0.0  # None if that of a GPU is unknown
@@ -76,19 +77,17 @@ class _Sums:
         # Alone on a device, it has all busy time, and no method has bounds.
         self.busy += amounts.busy_seconds if is_alone else amounts.busy_max_seconds
 
-    def plus(self, other: _Sums) -> _Sums:
+    def merge(self, other: _StepSums) -> None:
         """Adds other GPUs of the same pod. Its largest memories may be of different rounds."""
-        return _Sums(
-            max(self.covered, other.covered),
-            self.allocated + other.allocated,
-            self.measured + other.measured,
-            self.idle + other.idle,
-            self.busy + other.busy,
-            add_known(self.memory, other.memory),
-        )
+        self.covered = max(self.covered, other.covered)
+        self.allocated += other.allocated
+        self.measured += other.measured
+        self.idle += other.idle
+        self.busy += other.busy
+        self.memory = add_known(self.memory, other.memory)
 
-    @property
-    def value(self) -> int:
+    def make_value(self) -> int:
+        """Returns the value of the step, as `past/mixes.py` defines it."""
         if self.covered < _LEAST_COVERED * COARSE:
             return UNKNOWN
         if self.measured < _LEAST_MEASURED * self.allocated:
@@ -105,42 +104,40 @@ class LoadSteps:
     """Sums of the steps that are not written yet. The caller guards `add` and `take` by a lock."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, dict[_Key, _Sums]] = {}
+        self._steps: dict[int, dict[_Key, _StepSums]] = {}
 
     def add(self, start: int, gpus: Iterable[GpuSample]) -> None:
         """Adds a round to the step that begins at this time."""
-        sums = self._steps.setdefault(start, {})
-        added: list[_Sums] = []
+        pods = self._steps.setdefault(start, {})
+        in_round: list[_StepSums] = []
         for gpu in gpus:
-            # All charges of a GPU add up to the time since the last round. The size of a MIG
-            # instance is not known here; its steps only tell whether it was idle.
+            # All charges of a whole GPU add up to the time since the last round.
             seconds = sum(charge.amounts.allocated_seconds for charge in gpu.charges)
             if gpu.instance:
+                # Those of a MIG instance add up to its unknown part of this time. Its steps count
+                # as complete: they are only read to see whether it was idle.
                 seconds = COARSE
 
             held = [charge for charge in gpu.charges if charge.account != UNALLOCATED]
             accounts = {charge.account for charge in held}
             is_alone = len(accounts) == 1
             for charge in held:
-                key = charge.account, gpu.node
-                own = sums.get(key)
-                if own is None:
-                    own = sums[key] = _Sums()
-                if not own.round_gpus:
-                    added.append(own)
+                pod = pods.setdefault((charge.account, gpu.node), _StepSums())
+                if not pod.round_gpus:
+                    in_round.append(pod)
 
                 figures = charge.figures or gpu.figures
-                used = None if figures is None else figures.memory_used_bytes
-                own.add_gpu(seconds, used)
-                own.add(charge, is_alone)
+                memory = None if figures is None else figures.memory_used_bytes
+                pod.add_gpu(seconds, memory)
+                pod.add(charge, is_alone)
 
-        for own in added:
-            own.end_round()
+        for pod in in_round:
+            pod.end_round()
 
         if sum(map(len, self._steps.values())) > _MAX_STEPS:
-            self._steps = {start: sums}
+            self._steps = {start: pods}
 
-    def take(self, current: int) -> dict[int, dict[_Key, _Sums]]:
+    def take(self, current: int) -> dict[int, dict[_Key, _StepSums]]:
         """Returns the steps before `current`, and forgets them."""
         taken = {}
         for start in list(self._steps):
@@ -151,32 +148,30 @@ class LoadSteps:
 
 def write_steps_of(
     db: Connection,
-    steps: Mapping[int, Mapping[_Key, _Sums]],
+    steps: Mapping[int, Mapping[_Key, _StepSums]],
     find_account: Callable[[UsageAccount, str], int],
 ) -> None:
     """`steps`: by start. Call it in the transaction of the store."""
-    for start, sums in steps.items():
-        merged: dict[int, _Sums] = {}
-        for (account, node), own in sums.items():
+    for start, pods in steps.items():
+        merged: dict[int, _StepSums] = {}
+        for (account, node), sums in pods.items():
             account_id = find_account(account, node)
-            earlier = merged.get(account_id)
-            # A job on several nodes, or a pod of which the labels became known in this step.
-            merged[account_id] = own if earlier is None else earlier.plus(own)
+            # An account has several sums if it is a job on several nodes, or a pod of which the
+            # labels became known in this step.
+            merged.setdefault(account_id, _StepSums()).merge(sums)
 
         hour = floor_time(start, HOUR)
-        offset = (start - hour) // COARSE * STEP_BYTES
-        after = offset + STEP_BYTES
+        before = (start - hour) // COARSE * STEP_BYTES
+        after = before + STEP_BYTES
         rows = []
-        for account_id, own in merged.items():
+        for account_id, sums in merged.items():
             busy = bytearray(UNKNOWN_HOUR)
-            busy[offset:after] = own.value.to_bytes(STEP_BYTES, "little")
-            memory = None
-            if own.memory is not None:
-                memory = round(own.memory / MIB)
+            busy[before:after] = sums.make_value().to_bytes(STEP_BYTES, "little")
+            memory = None if sums.memory is None else round(sums.memory / MIB)
             rows.append((hour, account_id, bytes(busy), memory))
 
         # SQL counts the bytes from 1.
-        sql = _SAVE.format(before=offset, place=offset + 1, length=STEP_BYTES, after=after + 1)
+        sql = _SAVE.format(before=before, place=before + 1, length=STEP_BYTES, after=after + 1)
         db.executemany(sql, rows)
 
 
