@@ -267,6 +267,17 @@ def test_names_are_unambiguous_and_valid() -> None:
     assert len(label_of("n" * 200)) <= 63
 
 
+def test_a_value_that_is_cut_is_a_valid_label(
+    exporter: Exporter, server: SimulatedApiServer
+) -> None:
+    xids = [119, 120, *range(10, 28)]
+    detail = ",".join(map(str, xids))
+    exporter.see(a=GpuRecord("GPU 0", {"xid": "it reported XIDs"}, {"xid": detail}))
+    [value] = taints(server).values()
+    assert len(value) == 62
+    assert value.endswith("-26")
+
+
 def test_withdraw_deletes_the_rules_of_all_nodes(
     exporter: Exporter,
     server: SimulatedApiServer,

@@ -196,11 +196,13 @@ class TaintWriter:
 def make_taint_value(record: GpuRecord) -> str:
     """Returns the worst problem as a label value, such as `xid-79` or `row-remap-failure`."""
     worst = next(iter(record.problems))
-    name = worst.replace("_", "-")
+    value = worst.replace("_", "-")
     detail = record.details.get(worst, "")
     if worst == XID and detail:
-        name = f"{name}-{detail.replace(',', '-')}"
-    return name[:_MAX_LABEL]
+        value += f"-{detail.replace(',', '-')}"
+
+    # A label value must not end with a dash, also if it is cut.
+    return value[:_MAX_LABEL].rstrip("-")
 
 
 def label_of(node: str) -> str:
