@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import NamedTuple
 
 from podgpu.charge import UsageAccount, price_hours
 from podgpu.errors import few_of, plural, utc_text
@@ -87,8 +88,8 @@ class _Pod:
     """A pod that may be recommended, with figures of its known steps."""
 
     load: PodLoad
-    mean: float  # in GPUs
-    peak: float
+    mean: float  # busy GPUs
+    peak: float  # busy GPUs
     idle_seconds: float = 0.0  # up to the end of the range
     pause_seconds: float = 0.0  # the longest one after which it worked again
     worked: float = 0.0  # share of the steps before `idle_seconds` in which it worked
@@ -96,47 +97,31 @@ class _Pod:
 
 def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> SavingsAnswer:
     """`fleet`: what pods did in the range of the query, or since the oldest record."""
-    visible = query.visible
-    pods = fleet.pods
-    shared = fleet.shared
-    rooms = fleet.rooms
-    unread = fleet.unread
-    if visible is not None:
-        pods = [pod for pod in pods if pod.account.namespace in visible]
-        shared = [one for one in shared if _is_visible(one, visible)]
-        rooms = []  # their pods belong to others
-        unread = ALL_READ
+    # From the pods of all namespaces, because a user only sees the factors of his own pods.
+    wait_factors = _find_wait_factors(fleet.shared)
+    if query.visible is not None:
+        fleet = _select_visible(fleet, query.visible)
 
-    notes = list(fleet.notes)
-    seconds = fleet.seconds
+    is_computed = fleet.seconds >= SHORTEST
     lines: list[Advice] = []
     left: dict[str, list[PodLoad]] = defaultdict(list)
-    measured: list[SharedPod] = []
-    if seconds < SHORTEST:
-        notes.insert(0, _explain_short(fleet, seconds))
-    elif fleet.known_from is not None:
-        notes.insert(0, _explain_start(fleet, fleet.known_from))
-    if seconds >= SHORTEST:
-        rules = _Rules(query, seconds, left, _find_wait_factors(fleet.shared))
-        lines = rules.run(pods)
-        lines += _pack(rooms, fleet, currency)
-        for group in shared:
-            measured += _compare(group)
-    if not currency:
-        notes.append("there are no prices, so savings are in GPUs only: start podgpu with --prices")
+    shared: list[SharedPod] = []
+    if is_computed:
+        rules = _Rules(query, fleet.seconds, left, wait_factors)
+        lines = rules.run(fleet.pods)
+        lines += _pack(fleet, currency)
+        for group in fleet.shared:
+            shared += _compare_waits(group)
 
-    held = [_monthly(pod.gpus, pod.price) for pod in pods]
-    before = _add_up([*held, _monthly(unread.gpus, unread.price)])
-    saved = _add_up([line.saved for line in lines])
-    errors = [abs(one.predicted_wait - one.measured_wait) for one in measured]
+    errors = [abs(pod.predicted_wait - pod.measured_wait) for pod in shared]
     return SavingsAnswer(
         from_=fleet.start,
         to=fleet.end,
         step_seconds=COARSE,
         month_hours=MONTH_HOURS,
         currency=currency,
-        is_computed=seconds >= SHORTEST,
-        notes=notes,
+        is_computed=is_computed,
+        notes=_make_notes(fleet, currency),
         limits=SavingsLimits(
             slowdown=query.slowdown,
             idle_seconds=query.idle,
@@ -145,18 +130,38 @@ def make_savings(query: SavingsQuery, fleet: FleetLoad, currency: str) -> Saving
             compute_headroom=COMPUTE_HEADROOM,
             memory_headroom=MEMORY_HEADROOM,
         ),
-        totals=SavingsTotals(
-            before=_rounded(before),
-            after=_rounded(_subtract(before, saved)),
-            saved=_rounded(saved),
-            packed_gpus=sum(line.freed_gpus for line in lines),
-        ),
+        totals=_make_totals(fleet, lines),
         kinds=[_sum_kind(kind, lines) for kind in KINDS],
-        advice=sorted(lines, key=_order),
-        left_out=_count_left_out(left, unread),
-        shared=measured,
+        advice=_sort_lines(lines),
+        left_out=_count_left_out(left, fleet.unread),
+        shared=shared,
         prediction_error_ratio=round(fmean(errors), _DIGITS) if errors else None,
     )
+
+
+def _select_visible(fleet: FleetLoad, visible: frozenset[str]) -> FleetLoad:
+    """Returns the pods of some namespaces, and the GPUs that only these share."""
+    pods = [pod for pod in fleet.pods if pod.account.namespace in visible]
+    shared = []
+    for group in fleet.shared:
+        if all(pod.account.namespace in visible for pod in group.pods):
+            shared.append(group)
+
+    # The pods of a node, and those that are only counted, belong to others, too.
+    return replace(fleet, pods=pods, shared=shared, rooms=[], unread=ALL_READ)
+
+
+def _make_notes(fleet: FleetLoad, currency: str) -> list[str]:
+    notes = []
+    if fleet.seconds < SHORTEST:
+        notes.append(_explain_short(fleet))
+    elif fleet.known_from is not None:
+        notes.append(_explain_start(fleet, fleet.known_from))
+
+    notes += fleet.notes
+    if not currency:
+        notes.append("there are no prices, so savings are in GPUs only: start podgpu with --prices")
+    return notes
 
 
 def advise_pod(load: PodLoad, seconds: float) -> str:
@@ -175,20 +180,19 @@ def advise_pod(load: PodLoad, seconds: float) -> str:
     if line is None:
         return ""
 
-    target = f"{line.target} would be enough: " if line.target else "It could be stopped: "
-    return f"{target[0].upper()}{target[1:]}{line.says}"
+    if line.kind == "stop":
+        return f"It could be stopped: {line.says}"
+    # A target may begin with "a".
+    target = line.target[0].upper() + line.target[1:]
+    return f"{target} would be enough: {line.says}"
 
 
-def _is_visible(shared: SharedLoad, visible: frozenset[str]) -> bool:
-    return all(pod.account.namespace in visible for pod in shared.pods)
-
-
-def _explain_short(fleet: FleetLoad, seconds: float) -> str:
+def _explain_short(fleet: FleetLoad) -> str:
     if fleet.known_from is None:
         return "the range is shorter than a day: nothing is recommended from so little"
     return (
         f"{_explain_start(fleet, fleet.known_from)}: nothing is recommended from"
-        f" {duration_text(max(0, round(seconds)))} of known use; it needs a day"
+        f" {duration_text(max(0, round(fleet.seconds)))} of known use; it needs a day"
     )
 
 
@@ -229,19 +233,16 @@ class _Rules:
                 continue
 
             line = self.stop(pod)
-            if line is None and not self.may_change(load):
-                continue
-            if line is None and load.devices == 1:
-                single.append(pod)
-                continue
-
-            line = line or self.shrink(pod)
-            if line is None:
-                self._left["needed"].append(load)
-            else:
+            if line is not None:
                 lines.append(line)
+            elif not self.may_change(load):
+                continue
+            elif load.devices == 1:
+                single.append(pod)
+            else:
+                lines += self._shrink_if_possible(pod)
 
-        return [*lines, *self._share(single)]
+        return lines + self._share(single)
 
     def examine(self, load: PodLoad) -> _Pod | None:
         """Returns None if too little is known about the pod, or if it must not be changed."""
@@ -250,9 +251,7 @@ class _Rules:
             return None
 
         values = read_steps(load.steps)
-        known: Sequence[int] = values
-        if UNKNOWN in values:
-            known = [value for value in values if value != UNKNOWN]
+        known = [value for value in values if value != UNKNOWN]
         if len(known) < LEAST_KNOWN * len(values) or not known:
             self._left["unknown"].append(load)
             return None
@@ -264,11 +263,13 @@ class _Rules:
 
         mean = sum(known) / len(known)
         pod = _Pod(load, mean / FULL, peak / FULL)
-        if not values[-1] or values[-1] == UNKNOWN:
+        # Most pods work at the end. For these, the slow search is not needed.
+        if values[-1] in (0, UNKNOWN):
             _add_idle(pod, values)
         return pod
 
     def may_change(self, load: PodLoad) -> bool:
+        """Returns whether it may run on a part of what it holds. If so, its memory is known."""
         reason = ""
         if not load.is_whole:
             reason = "part"
@@ -311,11 +312,10 @@ class _Rules:
         )
 
     def shrink(self, pod: _Pod) -> Advice | None:
-        """Call it only for a pod that holds whole GPUs."""
+        """Call it only for a pod that `may_change`."""
         load = pod.load
-        if not load.is_whole or load.peak_bytes is None or not load.gpu_bytes:
-            return None
-
+        assert load.peak_bytes is not None
+        assert load.gpu_bytes
         memory = load.peak_bytes * (1 + MEMORY_HEADROOM) / load.gpu_bytes
         after, target = _find_target(pod, memory, load.gpu_bytes)
         if not target:
@@ -346,6 +346,13 @@ class _Rules:
             cost=load.cost,
         )
 
+    def _shrink_if_possible(self, pod: _Pod) -> list[Advice]:
+        line = self.shrink(pod)
+        if line is None:
+            self._left["needed"].append(pod.load)
+            return []
+        return [line]
+
     def _share(self, single: Sequence[_Pod]) -> list[Advice]:
         """Mixes pods of the same model. Those that fit in no mix may fit a MIG instance."""
         lines = []
@@ -358,14 +365,8 @@ class _Rules:
                 lines.append(self._make_mix(model, together, mix))
 
             for place, pod in enumerate(pods):
-                if place in mixed:
-                    continue
-
-                line = self.shrink(pod)
-                if line is None:
-                    self._left["needed"].append(pod.load)
-                else:
-                    lines.append(line)
+                if place not in mixed:
+                    lines += self._shrink_if_possible(pod)
         return lines
 
     def _find_mixes(self, pods: Sequence[_Pod]) -> list[Mix]:
@@ -384,19 +385,20 @@ class _Rules:
         price = None
         prices = select_known(pod.load.price for pod in pods)
         if len(prices) == len(pods):
-            # GPUs of one model may differ in price, by node: the cheapest is given back last.
-            price = sum(sorted(prices)[:-1])
+            # GPUs of one model may differ in price, by node. The most expensive one may stay.
+            price = sum(prices) - max(prices)
 
         described = []
         worst = find_worst(mix)
         for pod, member, shared, most in zip(pods, mix.members, mix.shared, worst, strict=True):
-            one = _describe_pod(pod)
-            one.wait = round(shared.wait, _DIGITS)
-            one.slowdown = round(shared.slowdown, _DIGITS)
-            one.worst_slowdown = round(most, _DIGITS)
+            advice = _describe_pod(pod)
+            advice.wait = round(shared.wait, _DIGITS)
+            advice.slowdown = round(shared.slowdown, _DIGITS)
+            advice.worst_slowdown = round(most, _DIGITS)
             if member.wait_factor > 1:
-                one.wait_factor = round(member.wait_factor, _DIGITS)
-            described.append(one)
+                advice.wait_factor = round(member.wait_factor, _DIGITS)
+            described.append(advice)
+
         return Advice(
             kind="share",
             model=model,
@@ -450,25 +452,29 @@ def _add_idle(pod: _Pod, values: Sequence[int]) -> None:
 
     `values`: use in each step. Sets nothing if too many of the last steps are unknown.
     """
-    pauses = [0]  # steps between two that worked; unknown ones may be idle
-    worked = 0
+    worked_steps = 0
+    longest_pause = 0
+    # Since it worked last. Unknown steps may be idle, so a pause may be as long as this.
+    pause = 0
+    idle_steps = 0
     for value in values:
-        if value == 0 or value == UNKNOWN:
-            pauses[-1] += 1
+        if value in (0, UNKNOWN):
+            pause += 1
+            if value == 0:
+                idle_steps += 1
         else:
-            worked += 1
-            pauses.append(0)
+            worked_steps += 1
+            longest_pause = max(longest_pause, pause)
+            pause = 0
+            idle_steps = 0
 
-    steps_since_work = pauses.pop()
-    steps_before = len(values) - steps_since_work
-    idle_steps = values[steps_before:].count(0)
-    if idle_steps < LEAST_KNOWN * steps_since_work:
+    if idle_steps < LEAST_KNOWN * pause:
         return
 
     pod.idle_seconds = idle_steps * COARSE
-    if worked:
-        pod.pause_seconds = max(pauses) * COARSE
-        pod.worked = worked / steps_before
+    if worked_steps:
+        pod.pause_seconds = longest_pause * COARSE
+        pod.worked = worked_steps / (len(values) - pause)
 
 
 def _find_target(pod: _Pod, memory: float, gpu_bytes: float) -> tuple[float, str]:
@@ -517,11 +523,9 @@ def _percent(ratio: float) -> str:
 
 
 def _days(seconds: float) -> str:
-    """Writes whole minutes, hours from 2 hours on, and days from 48 hours on.
-
-    The interval of 5 minutes that is not complete yet counts: 23:55 are 24 hours.
-    """
-    hours = int((seconds + COARSE) // 3600)
+    """Writes whole minutes, hours from 2 hours on, and days from 48 hours on."""
+    # The interval of 5 minutes that is not complete yet counts: 23:55 are 24 hours.
+    hours = int((seconds + COARSE) // HOUR)
     if hours < 2:
         return plural(int(seconds // 60), "minute")
     if hours < 48:
@@ -557,13 +561,26 @@ def _identify_pod(load: PodLoad) -> PodAdvice:
 # Free GPUs
 
 
-def _pack(rooms: Sequence[NodeRoom], fleet: FleetLoad, currency: str) -> list[Advice]:
+class _PackPlan(NamedTuple):
+    """The pods that would leave a node."""
+
+    room: NodeRoom
+    moves: list[PodAdvice]
+
+    @property
+    def effort(self) -> tuple[float, int, str]:
+        """Moved GPUs and pods. The name of a node decides between equal plans."""
+        gpus = sum(move.gpus for move in self.moves)
+        return gpus, len(self.moves), self.moves[0].node
+
+
+def _pack(fleet: FleetLoad, currency: str) -> list[Advice]:
     lines = []
-    groups = group_by(rooms, lambda room: (room.cluster, room.model))
-    for key, own in groups.items():
+    groups = group_by(fleet.rooms, lambda room: (room.cluster, room.model))
+    for key, rooms in groups.items():
         sizes = fleet.sizes.get(key, set())
         largest_first = sorted(sizes, reverse=True)
-        line = _pack_model(own, largest_first, currency)
+        line = _pack_model(rooms, largest_first, currency)
         if line is not None:
             lines.append(line)
     return lines
@@ -573,56 +590,59 @@ def _pack_model(rooms: Sequence[NodeRoom], sizes: Sequence[int], currency: str) 
     """Makes room for the largest size that was used in the range, and that fits nowhere now."""
     free = sum(room.free for room in rooms)
     most_free = max(room.free for room in rooms)
-    largest = max(room.gpus for room in rooms)
     for size in sizes:
-        if not most_free < size <= min(free, largest):
+        fits_already = size <= most_free
+        if fits_already or size > free:
             continue
 
-        possible: list[tuple[NodeRoom, list[PodAdvice]]] = []
-        for room in rooms:
-            moves = _plan_moves(room, rooms, size) if room.gpus >= size else []
+        plans = []
+        large_enough = [room for room in rooms if room.gpus >= size]
+        for room in large_enough:
+            moves = _plan_moves(room, rooms, size)
             if moves:
-                possible.append((room, moves))
-        if possible:
-            room, moves = min(possible, key=lambda plan: _count_gpus(plan[1]))
-            return _make_pack(room, rooms, moves, size, currency)
+                plans.append(_PackPlan(room, moves))
+        if plans:
+            easiest = min(plans, key=lambda plan: plan.effort)
+            return _make_pack(easiest, rooms, size, currency)
     return None
 
 
-def _count_gpus(moves: Sequence[PodAdvice]) -> tuple[float, int, str]:
-    gpus = sum(move.gpus for move in moves)
-    return gpus, len(moves), moves[0].node
-
-
 def _plan_moves(room: NodeRoom, rooms: Sequence[NodeRoom], size: int) -> list[PodAdvice]:
-    """Moves the smallest pods of the node to the fullest nodes on which they fit."""
+    """Moves pods to the fullest nodes on which they fit. Empty if this does not free enough."""
+    free = {other.node: other.free for other in rooms}
+    del free[room.node]
+    moves = []
+    for pod in _choose_pods(room, size):
+        fitting = [node for node, left in free.items() if left >= pod.devices]
+        if not fitting:
+            return []
+
+        fullest = min(fitting, key=lambda node: (free[node], node))
+        free[fullest] -= pod.devices
+        move = _identify_pod(pod)
+        move.to_node = fullest
+        moves.append(move)
+    return moves
+
+
+def _choose_pods(room: NodeRoom, size: int) -> list[PodLoad]:
+    """Returns the smallest pods whose GPUs are missing on the node, the largest of them first.
+
+    Empty if all of its pods are not enough.
+    """
     missing = size - room.free
     chosen: list[PodLoad] = []
     movable = [pod for pod in room.pods if _is_movable(pod)]
-    for pod in sorted(movable, key=lambda one: (one.devices, one.account.key)):
+    for pod in sorted(movable, key=lambda pod: (pod.devices, pod.account.key)):
         if missing > 0:
             chosen.append(pod)
             missing -= pod.devices
     if missing > 0:
         return []
 
-    free = {other.node: other.free for other in rooms}
-    del free[room.node]
-    moves = []
-    for pod in sorted(chosen, key=lambda one: (-one.devices, one.account.key)):
-        fitting = []
-        for name, left in free.items():
-            if left >= pod.devices:
-                fitting.append(name)
-        if not fitting:
-            return []
-
-        node = min(fitting, key=lambda name: (free[name], name))
-        free[node] -= pod.devices
-        move = _identify_pod(pod)
-        move.to_node = node
-        moves.append(move)
-    return moves
+    chosen.sort(key=lambda pod: pod.account.key)
+    chosen.sort(key=lambda pod: pod.devices, reverse=True)
+    return chosen
 
 
 def _is_movable(pod: PodLoad) -> bool:
@@ -631,37 +651,28 @@ def _is_movable(pod: PodLoad) -> bool:
     return pod.job_gpus <= 1 or not _is_training(pod)
 
 
-def _make_pack(
-    room: NodeRoom,
-    rooms: Sequence[NodeRoom],
-    moves: list[PodAdvice],
-    size: int,
-    currency: str,
-) -> Advice:
-    with_free = [one for one in rooms if one.free]
-    free = sum(one.free for one in with_free)
-    cost = ""
-    costs = []
-    for one in with_free:
-        costs.append(price_hours(one.free, one.price))
-
+def _make_pack(plan: _PackPlan, rooms: Sequence[NodeRoom], size: int, currency: str) -> Advice:
+    with_free = [room for room in rooms if room.free]
+    free = sum(room.free for room in with_free)
+    costs = [price_hours(room.free, room.price) for room in with_free]
     per_month = price_hours(MONTH_HOURS, sum_all(costs))
+    cost = ""
     if currency and per_month is not None:
         cost = f" They cost {per_month:,.0f} {currency} per month."
 
-    names = few_of(f"{one.free} on {one.node}" for one in with_free)
+    names = few_of(f"{room.free} on {room.node}" for room in with_free)
     verb = "is" if free == 1 else "are"
     return Advice(
         kind="pack",
-        model=room.model,
-        target=f"{plural(size, 'free GPU')} on {room.node}",
+        model=plan.room.model,
+        target=f"{plural(size, 'free GPU')} on {plan.room.node}",
         says=(
             f"{plural(free, 'GPU')} {verb} free ({names}), but no node has"
             f" the {size} that pods of this range held.{cost}"
         ),
         assumes="The pods can be started on another node, and none of them needs its own node.",
         falsified_by=f"A node with {size} free GPUs, or no more pods of this size.",
-        pods=moves,
+        pods=plan.moves,
         gpus_before=0.0,
         gpus_after=0.0,
         freed_gpus=size,
@@ -672,8 +683,8 @@ def _make_pack(
 # Pods that share already
 
 
-def _compare(group: SharedLoad) -> Iterator[SharedPod]:
-    """Compares measured waiting times with the model, if the model holds for the mix."""
+def _compare_waits(group: SharedLoad) -> Iterator[SharedPod]:
+    """Compares measured waiting times with the model."""
     for pod, predicted in _predict_shared(group):
         yield SharedPod(
             cluster=group.cluster,
@@ -688,10 +699,13 @@ def _compare(group: SharedLoad) -> Iterator[SharedPod]:
 
 
 def _predict_shared(group: SharedLoad) -> Iterator[tuple[SharedPodLoad, Shared]]:
+    """Yields nothing if the model does not hold for the mix."""
     steps = _select_predictable([read_steps(pod.steps) for pod in group.pods])
-    if steps is not None:
-        members = [Candidate(write_steps(values), 0.0) for values in steps]
-        yield from zip(group.pods, predict_mix(members), strict=True)
+    if steps is None:
+        return
+
+    members = [Candidate(write_steps(values), memory=0.0) for values in steps]
+    yield from zip(group.pods, predict_mix(members), strict=True)
 
 
 def _find_wait_factors(shared: Iterable[SharedLoad]) -> dict[_OwnerKey, float]:
@@ -719,17 +733,19 @@ def _owner_of(cluster: str, account: UsageAccount) -> _OwnerKey:
 
 
 def _select_predictable(steps: Sequence[Sequence[int]]) -> list[list[int]] | None:
-    """Returns the steps for which the model holds. None if those are less than 95 %, or an hour."""
+    """Returns the steps of each pod in which the model holds. None if those are less than 95 %, or
+    an hour.
+    """
     total = len(steps[0])
-    kept = []
-    for values in zip(*steps, strict=True):
+    numbers = []
+    for number, values in enumerate(zip(*steps, strict=True)):
         if UNKNOWN not in values and sum(values) < MAX_BUSY * FULL:
-            kept.append(values)
+            numbers.append(number)
 
-    seconds = len(kept) * COARSE
-    if len(kept) < LEAST_KNOWN * total or seconds < HOUR:
+    seconds = len(numbers) * COARSE
+    if len(numbers) < LEAST_KNOWN * total or seconds < HOUR:
         return None
-    return [list(values) for values in zip(*kept, strict=True)]
+    return [[values[number] for number in numbers] for values in steps]
 
 
 # Sums
@@ -777,17 +793,38 @@ def _rounded(amounts: Monthly) -> Monthly:
     )
 
 
+def _make_totals(fleet: FleetLoad, lines: Sequence[Advice]) -> SavingsTotals:
+    held = [_monthly(pod.gpus, pod.price) for pod in fleet.pods]
+    held.append(_monthly(fleet.unread.gpus, fleet.unread.price))
+    before = _add_up(held)
+    saved = _add_up([line.saved for line in lines])
+    return SavingsTotals(
+        before=_rounded(before),
+        after=_rounded(_subtract(before, saved)),
+        saved=_rounded(saved),
+        packed_gpus=sum(line.freed_gpus for line in lines),
+    )
+
+
 def _sum_kind(kind: Kind, lines: Sequence[Advice]) -> SavedKind:
     saved = [line.saved for line in lines if line.kind == kind]
     return SavedKind(kind=kind, lines=len(saved), saved=_rounded(_add_up(saved)))
 
 
-def _order(line: Advice) -> tuple[float, float, int, str]:
-    first = line.pods[0]
-    name = f"{first.cluster}/{first.namespace}/{first.pod}/{first.job}"
-    cost = line.saved.cost or 0.0
-    kind = KINDS.index(line.kind)
-    return -cost, -line.saved.gpus, kind, name
+def _sort_lines(lines: Iterable[Advice]) -> list[Advice]:
+    """The lines that save most come first. Of equal ones, kind and name decide."""
+    by_name = sorted(lines, key=_rank_name)
+    return sorted(by_name, key=_rank_saved, reverse=True)
+
+
+def _rank_name(line: Advice) -> tuple[int, str]:
+    pod = line.pods[0]
+    name = f"{pod.cluster}/{pod.namespace}/{pod.pod}/{pod.job}"
+    return KINDS.index(line.kind), name
+
+
+def _rank_saved(line: Advice) -> tuple[float, float]:
+    return line.saved.cost or 0.0, line.saved.gpus
 
 
 def _count_left_out(left: dict[str, list[PodLoad]], unread: UnreadPods) -> list[LeftOut]:
