@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import add, mul
+from operator import add, itemgetter, mul
 from typing import NamedTuple
 
 from podgpu.past.slowdown import MAX_BUSY, MAX_PODS, SWITCH_COST, weigh
@@ -32,7 +32,7 @@ _MAX_STEP = UNKNOWN - 1
 _LIMIT = round(MAX_BUSY * FULL)
 _HIGH = 0x8000  # the highest bit of a lane
 _WEIGHTS = [weigh(value / FULL) for value in range(FULL + 1)]
-# Times a `stretch`, the slowdown of a pod in a step.
+# Times a `stretch`, the slowdown of a pod in a step. An idle pod is not slowed down: 0 / 1.
 _RATIOS = [weigh(value / FULL) / max(1, value) * FULL for value in range(FULL + 1)]
 _HOURS = 24
 _STEPS_PER_HOUR = 12
@@ -45,9 +45,9 @@ _MARGIN = 1.1  # mixes that are computed may overlap by so much more than the li
 
 def step_value(busy_gpus: float, is_idle: bool) -> int:
     """`is_idle`: the pod certainly ran nothing. Only then is the value 0."""
-    value = min(_MAX_STEP, round(busy_gpus * FULL))
     if is_idle:
         return 0
+    value = min(_MAX_STEP, round(busy_gpus * FULL))
     return max(1, value)
 
 
@@ -73,26 +73,26 @@ class Candidate:
     steps: bytes
     memory: float
     wait_factor: float = 1.0  # it waits so many times as long as predicted
-    lanes: int = 0  # unknown steps are 0
-    known: int = 0  # lanes of ones for known steps
-    active: int = 0  # lanes of ones for steps in which it was busy
-    profile: list[int] = field(default_factory=list)  # sums by hour of the day
-    total: int = 0
+    lanes: int = field(init=False)  # the values of the steps; unknown steps are 0
+    known: int = field(init=False)  # lanes of ones for known steps
+    active: int = field(init=False)  # lanes of ones for steps in which it was busy
+    profile: list[int] = field(init=False)  # sums by hour of the range, modulo a day
+    total: int = field(init=False)
 
     def __post_init__(self) -> None:
-        # A known value of one GPU has a high byte below 255, so unknown steps are found in place.
+        # A known value has a high byte below 255, so both bytes that are found belong to one step.
         zeroed = self.steps.replace(_UNKNOWN_STEP, _NO_STEP)
         count = len(self.steps) // STEP_BYTES
         high = _all_lanes(count, _HIGH)
         self.lanes = int.from_bytes(zeroed, "little")
-        self.known = _all_lanes(count, UNKNOWN)
-        if zeroed is not self.steps:
-            unknown = int.from_bytes(self.steps, "little") & high
-            self.known ^= _spread(unknown)
+
+        # Only an unknown value is large enough to have the high bit.
+        unknown = int.from_bytes(self.steps, "little") & high
+        self.known = _all_lanes(count, UNKNOWN) ^ _fill_lanes(unknown)
 
         # The sum has the high bit in each lane that is not 0.
         below_high = _all_lanes(count, _HIGH - 1)
-        self.active = _spread((self.lanes + below_high) & high)
+        self.active = _fill_lanes((self.lanes + below_high) & high)
 
         values = read_steps(zeroed)
         self.profile = [0] * _HOURS
@@ -105,7 +105,7 @@ class Candidate:
 
 
 class Shared(NamedTuple):
-    """What one pod of a mix would do. Shares of time: of the steps in which all are known."""
+    """What one pod of a mix would do, as shares of the time in which all of them are known."""
 
     busy: float
     wait: float
@@ -119,16 +119,16 @@ class Shared(NamedTuple):
 
 @dataclass(slots=True)
 class Mix:
-    """Pods that would share one GPU. `pods`: positions in the list of candidates."""
+    """Pods that would share one GPU. The sums over its members have the names of their parts."""
 
-    pods: list[int]
+    pods: list[int]  # positions in the list of candidates
     members: list[Candidate]
     memory: float
     lanes: int
-    known: int
-    active: int
+    known: int  # of the steps in which all members are known
+    active: int  # of the steps in which any member was busy
     profile: list[int]
-    shared: list[Shared] = field(default_factory=list)
+    shared: list[Shared] = field(default_factory=list)  # empty while there is only one member
 
 
 def find_mixes(candidates: Sequence[Candidate], memory: float, most_slowdown: float) -> list[Mix]:
@@ -137,10 +137,10 @@ def find_mixes(candidates: Sequence[Candidate], memory: float, most_slowdown: fl
     `memory`: what may be used of one GPU. The busiest pods are placed first.
     """
     places = range(len(candidates))
-    order = sorted(places, key=lambda place: -candidates[place].total)
+    busiest_first = sorted(places, key=lambda place: candidates[place].total, reverse=True)
     open_mixes: list[Mix] = []
     full: list[Mix] = []
-    for place in order:
+    for place in busiest_first:
         candidate = candidates[place]
         if candidate.memory > memory:
             continue
@@ -190,7 +190,7 @@ def _join(
 
         members = [*mix.members, candidate]
         shared = _predict(members, known)
-        if all(one.slowdown < most_slowdown for one in shared):
+        if all(member.slowdown < most_slowdown for member in shared):
             mix.pods.append(place)
             mix.members = members
             mix.memory += candidate.memory
@@ -208,29 +208,33 @@ def _find_possible(
     mixes: Sequence[Mix], candidate: Candidate, memory: float, most_slowdown: float
 ) -> list[Mix]:
     """Returns mixes that have enough memory, those with the least overlap first."""
-    # A pod waits at least for what the others do while it is busy: estimated by the hour of the
-    # day or, for pods that alternate within an hour, by the steps in which both are busy.
+    # A pod waits at least for what the others do while it is busy. The overlap is the sum over
+    # hours of the product of both sums of an hour, so the limit is scaled to this unit.
     steps = len(candidate.steps) / STEP_BYTES
     most_overlap = candidate.total * (most_slowdown - 1) * _MARGIN
     most_overlap *= FULL * steps / _HOURS
-    possible: list[tuple[float, int, Mix]] = []
+    possible: list[tuple[float, Mix]] = []
     for mix in mixes[-_COMPARED:]:
         if mix.memory + candidate.memory > memory:
             continue
 
         products = map(mul, mix.profile, candidate.profile)
         overlap = float(sum(products))
+        # Pods that alternate within an hour overlap less than its sums say.
         if overlap > most_overlap:
             overlap = _estimate_overlap(mix, candidate)
         if overlap <= most_overlap:
-            possible.append((overlap, len(possible), mix))
+            possible.append((overlap, mix))
 
-    possible.sort()
-    return [mix for _, _, mix in possible[:_COMPUTED]]
+    possible.sort(key=itemgetter(0))
+    return [mix for _, mix in possible[:_COMPUTED]]
 
 
 def _estimate_overlap(mix: Mix, candidate: Candidate) -> float:
-    """Assumes that each is equally busy in all of its steps."""
+    """Estimates the overlap by the steps in which both are busy.
+
+    Assumes that each is equally busy in all of its steps.
+    """
     both = (mix.active & candidate.active).bit_count() // _LANE_BITS
     if not both:
         return 0.0
@@ -257,38 +261,37 @@ def _is_below_limit(mix: Mix, candidate: Candidate) -> bool:
     return at_limit == 0
 
 
-class _Members(NamedTuple):
-    values: list[array[int]]  # of each pod, 0 where a pod is unknown
-    factors: list[float]  # `slowdown.stretch` of each step
+class _MixSteps(NamedTuple):
+    values: list[array[int]]  # of each pod; 0 in a step in which another pod is unknown
+    stretches: list[float]  # `slowdown.stretch` of each step
 
 
-def _read_members(members: Sequence[Candidate], known: int) -> _Members:
+def _read_mix(members: Sequence[Candidate], known: int) -> _MixSteps:
+    """`known`: lanes of ones for the steps in which all members are known."""
     length = len(members[0].steps)
-    values = []
-    weights = []
+    steps = []
+    sums = [0.0] * (length // STEP_BYTES)
     for member in members:
         lanes = member.lanes & known
-        own = read_steps(lanes.to_bytes(length, "little"))
-        values.append(own)
-        weights.append([_WEIGHTS[value] for value in own])
-
-    sums = weights[0]
-    for others in weights[1:]:
-        sums = list(map(add, sums, others))
+        values = read_steps(lanes.to_bytes(length, "little"))
+        steps.append(values)
+        weights = [_WEIGHTS[value] for value in values]
+        sums = list(map(add, sums, weights))
 
     # `slowdown.stretch`, written out: it is applied to 2,000 steps of each mix.
-    factors = [1 / (1 - SWITCH_COST * weight) for weight in sums]
-    return _Members(values, factors)
+    stretches = [1 / (1 - SWITCH_COST * weight) for weight in sums]
+    return _MixSteps(steps, stretches)
 
 
 def _predict(members: Sequence[Candidate], known: int) -> list[Shared]:
     steps = max(1, known.bit_count() // _LANE_BITS)
-    read = _read_members(members, known)
+    mix = _read_mix(members, known)
     shared = []
-    for member, values in zip(members, read.values, strict=True):
+    for member, values in zip(members, mix.values, strict=True):
+        # Times are in steps.
         alone = sum(values) / FULL
         weights = [_WEIGHTS[value] for value in values]
-        together = sum(map(mul, weights, read.factors))
+        together = sum(map(mul, weights, mix.stretches))
         wait = max(0.0, together - alone) * member.wait_factor
         shared.append(Shared(alone / steps, wait / steps))
 
@@ -297,11 +300,11 @@ def _predict(members: Sequence[Candidate], known: int) -> list[Shared]:
 
 def find_worst(mix: Mix) -> list[float]:
     """Returns the largest slowdown of each pod in one step."""
-    read = _read_members(mix.members, mix.known)
+    steps = _read_mix(mix.members, mix.known)
     worst = []
-    for member, values in zip(mix.members, read.values, strict=True):
+    for member, values in zip(mix.members, steps.values, strict=True):
         ratios = [_RATIOS[value] for value in values]
-        largest = max(map(mul, ratios, read.factors))
+        largest = max(map(mul, ratios, steps.stretches))
         predicted = max(1.0, largest)
         worst.append(1 + (predicted - 1) * member.wait_factor)
 
@@ -310,10 +313,11 @@ def find_worst(mix: Mix) -> list[float]:
 
 @lru_cache(maxsize=64)
 def _all_lanes(count: int, value: int) -> int:
+    """Returns this value in each lane."""
     lane = value.to_bytes(STEP_BYTES, "little")
     return int.from_bytes(lane * count, "little")
 
 
-def _spread(high: int) -> int:
-    """Fills the lanes of which the highest bit is set with ones."""
+def _fill_lanes(high: int) -> int:
+    """Returns lanes of ones where `high` has the highest bit of a lane, and no other bit."""
     return (high - (high >> (_LANE_BITS - 1))) | high
