@@ -108,10 +108,11 @@ def read_pod_load(
             fleet.pods.append(held.load)
 
     _add_steps(fleet, _read_histories(db, ids, fleet, account_id))
+    # The range begins with the pod.
     for load in fleet.pods:
-        before = _count_unknown(load.steps)
-        load.steps = load.steps[before * STEP_BYTES :]
-        fleet.start += before * COARSE
+        unknown = _count_unknown(load.steps)
+        load.steps = load.steps[unknown * STEP_BYTES :]
+        fleet.start += unknown * COARSE
 
     _check_gpus(db, fleet, ids, state)
     return fleet
@@ -120,15 +121,14 @@ def read_pod_load(
 def _find_range(db: Connection, query: SavingsQuery, now: float) -> FleetLoad:
     end = floor_time(now, COARSE)
     fleet = FleetLoad(end - query.seconds, end)
-    since = _find_start(db)
-    if since is None:
-        fleet.start = end
-    elif since > fleet.start:
-        fleet.start = min(end, ceil_time(since, COARSE))
-    else:
+    known_from = _find_start(db)
+    if known_from is None or known_from > end:
+        known_from = end
+    if known_from <= fleet.start:
         return fleet
 
-    fleet.known_from = float(fleet.start)
+    fleet.start = known_from
+    fleet.known_from = float(known_from)
     fleet.recorded_from = _find_earlier_record(db, fleet.start)
     return fleet
 
@@ -136,7 +136,7 @@ def _find_range(db: Connection, query: SavingsQuery, now: float) -> FleetLoad:
 def _find_earlier_record(db: Connection, known_from: float) -> float | None:
     """Returns the start of the oldest record. None if it is not certainly before `known_from`."""
     recorded = read_usage_start(db)
-    # The first step of 5 minutes is known only if it is complete.
+    # A step is known only if it is complete. So the record of the first one may be as much older.
     if recorded is None or recorded + 2 * COARSE >= known_from:
         return None
     # Of old records, only the day is stored.
@@ -147,13 +147,14 @@ def _find_earlier_record(db: Connection, known_from: float) -> float | None:
 
 
 def _add_steps(fleet: FleetLoad, histories: Mapping[AccountKey, _History]) -> None:
+    count = round(fleet.seconds) // COARSE
+    # A history begins with a whole hour.
     before = round(fleet.start % HOUR) // COARSE * STEP_BYTES
-    after = before + round(fleet.seconds) // COARSE * STEP_BYTES
-    unknown = _UNKNOWN_STEP * round(fleet.seconds / COARSE)
+    after = before + count * STEP_BYTES
     for pod in fleet.pods:
         history = histories.get(pod.account.key)
         if history is None:
-            pod.steps = unknown
+            pod.steps = _UNKNOWN_STEP * count
             continue
 
         pod.steps = bytes(history.steps[before:after])
@@ -173,16 +174,16 @@ def _find_start(db: Connection) -> int | None:
 
 def _count_unknown(steps: bytes) -> int:
     """Returns the number of unknown steps at the start."""
-    known = 0
-    while steps[known : known + STEP_BYTES] == _UNKNOWN_STEP:
-        known += STEP_BYTES
-    return known // STEP_BYTES
+    count = 0
+    while steps.startswith(_UNKNOWN_STEP, count * STEP_BYTES):
+        count += 1
+    return count
 
 
 def _read_histories(
     db: Connection, ids: Mapping[int, AccountKey], fleet: FleetLoad, account_id: int | None = None
 ) -> dict[AccountKey, _History]:
-    """`account_id`: of the only account to read."""
+    """`account_id`: of the only account to read. None: reads all."""
     first = floor_time(fleet.start, HOUR)
     last = ceil_time(fleet.end, HOUR)
     blank = UNKNOWN_HOUR * ((last - first) // HOUR)
@@ -230,26 +231,24 @@ def collect_held(state: ClusterState) -> dict[PodKey, HeldPod]:
                 parts[key].append((node, part))
 
     pods = {}
-    jobs: dict[tuple[str, ...], float] = defaultdict(float)
+    job_gpus: dict[tuple[str, ...], float] = defaultdict(float)
     for (cluster, account), own in parts.items():
         load = _make_load(cluster, own, state)
-        held = HeldPod(load, [part for _, part in own])
-        job = _job_of(cluster, held.parts[0])
-        jobs[job] += load.gpus
-        pods[cluster, account] = held
+        job_gpus[_job_of(load)] += load.gpus
+        pods[cluster, account] = HeldPod(load, [part for _, part in own])
 
-    for (cluster, _), held in pods.items():
-        job = _job_of(cluster, held.parts[0])
-        held.load.job_gpus = jobs[job]
+    for held in pods.values():
+        held.load.job_gpus = job_gpus[_job_of(held.load)]
 
     return pods
 
 
-def _job_of(cluster: str, part: HeldPart) -> tuple[str, ...]:
-    account = account_of(part)
+def _job_of(load: PodLoad) -> tuple[str, ...]:
+    """Returns the key of the owner. Without one, a pod is a job of its own."""
+    account = load.account
     if account.owner_name:
-        return cluster, account.namespace, account.owner_kind, account.owner_name
-    return cluster, *account.key
+        return load.cluster, account.namespace, account.owner_kind, account.owner_name
+    return load.cluster, *account.key
 
 
 def _make_load(
@@ -265,12 +264,12 @@ def _make_load(
         models.add(part.gpu.model)
         sizes.append(part.gpu.memory_total_bytes)
         costs.append(part.cost_per_hour)
-        is_whole = is_whole and _is_whole(part)
+        if not _is_whole(part):
+            is_whole = False
 
-    gpu_bytes = None
-    known_sizes = [size for size in sizes if size]
-    if len(known_sizes) == len(own):
-        gpu_bytes = float(min(known_sizes))
+    # Of GPUs of different sizes, the smallest limits the pod. Unknown if one of them is.
+    smallest = min(size or 0 for size in sizes)
+    gpu_bytes = float(smallest) if smallest else None
 
     first_node, first_part = own[0]
     load = PodLoad(
@@ -286,7 +285,8 @@ def _make_load(
         price=sum_all(costs),
     )
     load.problem = _find_problem(load.account, state)
-    if not load.problem and (len(models) > 1 or not load.model):
+    is_model_known = len(models) == 1 and "" not in models
+    if not load.problem and not is_model_known:
         load.problem = "model"
 
     return load
@@ -302,6 +302,7 @@ def _find_problem(account: UsageAccount, state: ClusterState) -> str:
 
 
 def _is_whole(part: HeldPart) -> bool:
+    """Returns whether the part is a GPU that no other pod shares."""
     if part.instance is not None or part.gpu.instances:
         return False
     pods = {(holder.pod_name, holder.job_or_user) for holder in part.device.holders}
@@ -326,9 +327,8 @@ def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoo
         for model, gpus in models.items():
             free = 0
             for gpu in gpus:
-                rest = find_rest(node, gpu, held)
-                unallocated = rest.unallocated.gpus.unallocated
-                if unallocated is not None and unallocated >= 1:
+                rest = find_rest(node, gpu, held).unallocated
+                if (rest.gpus.unallocated or 0.0) >= 1:
                     free += 1
 
             price = device_price(node.prices, gpus[0], None, 1.0)
@@ -367,8 +367,8 @@ def _check_gpus(
         if key is None:
             continue
 
-        # The model of a GPU that is gone is not known any more.
-        held_models = [models.get(one, "") for one in uuids.split(",")]
+        # The model of a GPU that is gone is not known any more. It counts as another one.
+        held_models = [models.get(each, "") for each in uuids.split(",")]
         before[key].update(held_models)
         cluster = clusters.get(node, "")
         model = models.get(uuid, "")
@@ -398,15 +398,18 @@ def _read_shared(
             continue
 
         for parts in node.held_by_device().values():
-            accounts = [account_of(part) for part in parts]
-            pods = {account.key: account for account in accounts}
-            if len(pods) < 2 or parts[0].instance is not None:
-                continue
-            if parts[0].gpu.known_usage.method not in BY_SWITCHES:
+            pods = {}
+            for part in parts:
+                account = account_of(part)
+                pods[account.key] = account
+
+            gpu = parts[0].gpu
+            is_shared = len(pods) > 1 and parts[0].instance is None
+            if not is_shared or gpu.known_usage.method not in BY_SWITCHES:
                 continue
 
-            lines = [steps.get(key, b"") for key in pods]
-            common = _find_common(fleet, lines, hours_since)
+            own_steps = [steps.get(key, b"") for key in pods]
+            common = _find_common(fleet, own_steps, hours_since)
             if common is None:
                 continue
 
@@ -417,8 +420,7 @@ def _read_shared(
                 common_steps = _cut_steps(steps[key], fleet.start, first, last)
                 shared.append(SharedPodLoad(account, common_steps, ratio))
 
-            model = parts[0].gpu.model
-            yield SharedLoad(node.reading.cluster, node.name, model, shared)
+            yield SharedLoad(node.reading.cluster, node.name, gpu.model, shared)
 
 
 def _cut_steps(steps: bytes, began: float, first: int, last: int) -> bytes:
@@ -433,18 +435,15 @@ def _find_common(
 ) -> tuple[int, int] | None:
     """Returns the whole hours since all pods of a GPU are known. None if there are none.
 
-    `hours_since`: the oldest hour of which the waiting time is stored.
+    `steps`: of each pod; empty if it is not known at all. `hours_since`: the oldest hour of which
+    the waiting time is stored.
     """
-    first = 0
-    for line in steps:
-        if not line:
-            return None
-        first = max(first, _count_unknown(line))
+    if not all(steps):
+        return None
 
-    first_known = fleet.start + first * COARSE
-    start = max(hours_since, ceil_time(first_known, HOUR))
+    unknown = max(map(_count_unknown, steps))
+    start = max(hours_since, ceil_time(fleet.start + unknown * COARSE, HOUR))
     end = floor_time(fleet.end, HOUR)
-    if start < end:
-        return (start, end)
-
-    return None
+    if start >= end:
+        return None
+    return start, end
