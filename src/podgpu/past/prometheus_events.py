@@ -238,7 +238,7 @@ class _EventReader:
         times = {}
         for labels, points in lines:
             key = frozenset(labels.items())
-            times[key] = [at for at, _ in points]
+            times[key] = [timestamp for timestamp, _ in points]
         return times
 
     def _read_gpu(self, labels: LabelMap) -> _Gpu:
@@ -259,34 +259,43 @@ class _EventReader:
 
 
 def _find_periods(series: _Series, ignored: Sequence[Interval] = ()) -> list[Interval]:
-    """Returns the periods in which the series was present.
+    """Returns the periods in which the series was present, at least one.
 
     A short gap, and a gap in an `ignored` period, does not end a period.
     """
-    came = [(at, True) for at in series.came]
-    went = [(at, False) for at in series.went]
-    changes = sorted(came + went)
     periods: list[Interval] = []
-    start = -math.inf
-    is_present = not changes[0][1]
-    for at, is_start in changes:
-        if is_start and not is_present:
-            start = at
-            if periods:
-                gap = Interval(periods[-1].end, at)
-                if _is_ignored(gap, ignored):
-                    start = periods.pop().start
-        elif not is_start and is_present:
-            periods.append(Interval(start, at))
-        is_present = is_start
+    for period in _list_presence(series):
+        if periods:
+            gap = Interval(periods[-1].end, period.start)
+            if _is_ignored(gap, ignored):
+                period = Interval(periods.pop().start, period.end)
+        periods.append(period)
 
-    if is_present:
-        periods.append(Interval(start, math.inf))
-    elif _is_in_outage(periods[-1].end, ignored):
+    if _is_in_outage(periods[-1].end, ignored):
         # Its node is gone. It is not known whether the holder or condition ended.
         periods[-1] = periods[-1]._replace(end=math.inf)
 
     return periods
+
+
+def _list_presence(series: _Series) -> Iterator[Interval]:
+    """Yields the periods between coming and going. The first and the last may be open."""
+    came = [(timestamp, True) for timestamp in series.came]
+    went = [(timestamp, False) for timestamp in series.went]
+    changes = sorted(came + went)
+    start = -math.inf
+    # What goes first was there before.
+    _, comes_first = changes[0]
+    is_present = not comes_first
+    for timestamp, comes in changes:
+        if comes and not is_present:
+            start = timestamp
+        elif not comes and is_present:
+            yield Interval(start, timestamp)
+        is_present = comes
+
+    if is_present:
+        yield Interval(start, math.inf)
 
 
 def _is_ignored(gap: Interval, ignored: Iterable[Interval]) -> bool:
@@ -295,16 +304,17 @@ def _is_ignored(gap: Interval, ignored: Iterable[Interval]) -> bool:
     return any(other.start <= gap.start and gap.end <= other.end for other in ignored)
 
 
-def _is_in_outage(at: float, ignored: Iterable[Interval]) -> bool:
-    return any(gap.start <= at and gap.end == math.inf for gap in ignored)
+def _is_in_outage(end: float, ignored: Iterable[Interval]) -> bool:
+    """Returns whether a period ends in an outage that goes on."""
+    return any(gap.start <= end and gap.end == math.inf for gap in ignored)
 
 
 def _find_outages(periods: Sequence[Interval]) -> list[Interval]:
     """Returns the gaps between the periods, and that after the last one."""
     outages = []
-    for first, second in pairwise(periods):
-        outages.append(Interval(first.end, second.start))
-    if periods and periods[-1].end < math.inf:
+    for earlier, later in pairwise(periods):
+        outages.append(Interval(earlier.end, later.start))
+    if periods[-1].end < math.inf:
         outages.append(Interval(periods[-1].end, math.inf))
     return outages
 
@@ -365,7 +375,7 @@ def _select_pod(spans: Sequence[Span], pod: str) -> list[Span]:
         elif span.kind != HOLDER:
             # Without a change of its holder, the pod held the GPU in the whole range.
             held = own[span.uuid]
-            if not held or any(_overlap(span, one) for one in held):
+            if not held or any(_overlap(span, other) for other in held):
                 selected.append(span)
 
     return selected

@@ -17,10 +17,10 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from podgpu.charge import HeldTime, UsageAccount, charge, price_hours
 from podgpu.errors import SourceError
-from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.prices import Prices
 from podgpu.fleet.read.pages import TargetGpu
 from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer
@@ -32,6 +32,7 @@ from podgpu.metrics.mig import parent_and_fraction
 from podgpu.metrics.promql import by, one_of, select, sum_increase
 from podgpu.model import DeviceState
 from podgpu.past.advice import make_savings
+from podgpu.past.bill import account_of
 from podgpu.past.loads import AccountKey, HeldPod, PodKey, collect_held, list_rooms
 from podgpu.past.mixes import CERTAINLY_IDLE, FULL, UNKNOWN, step_value, write_steps
 from podgpu.past.savings import (
@@ -52,27 +53,56 @@ _RULE_AGE = "2h"  # finds the last sample of an hourly rule, also just before th
 _MEMORY_RULE = "podgpu:savings:memory1h"
 _MAX_PODS_OF_MANY = 600  # their nodes are read, too, so that an answer takes less than 10 s
 MAX_PODS = 1500  # 2,016 numbers each; the cheaper pods of a larger cluster are left out and counted
-_GPUS_PER_QUERY = (
-    70  # VictoriaMetrics rejects queries of more than 16 KiB, and each UUID is in it 5 times
-)
+# VictoriaMetrics rejects queries of more than 16 KiB, and each UUID is in it 5 times.
+_GPUS_PER_QUERY = 70
 _MAX_QUERIES = 4  # at the same time
 _IDLE = -0.5  # a value below it says that the GPU was certainly idle
 _KEYS = (*UUID_LABELS, "GPU_I_ID", *WORKLOAD_LABELS)
 _RULE_LABELS = ("namespace", "pod", "hpc_job")  # of a pod in the rules
-_GPUS_OF_A_JOB = 2.0  # a number above 1 marks it as training
+_MANY_GPUS = 2.0  # of a job: any number above 1 marks it as training
 _ALLOCATED = "podgpu_container_gpu_allocated_seconds_total"
 _BUSY = "podgpu_container_gpu_busy_seconds_total"
 _MOST_BUSY = "podgpu_container_gpu_busy_seconds_max_total"
 _IDLE_TIME = "podgpu_container_gpu_idle_seconds_total"
 _WAITED = "podgpu_container_gpu_wait_seconds_total"
-_MEMORY = ("podgpu_device_memory_used_bytes", "podgpu_container_gpu_memory_used_bytes")
+_GPU_MEMORY = "podgpu_device_memory_used_bytes"
+_POD_MEMORY = "podgpu_container_gpu_memory_used_bytes"
 _ANNOTATION = 'annotation_podgpu_io_savings="false"'
 ReadGpus = Callable[[Sequence[TargetGpu]], Awaitable[ClusterState]]
 
-_Lines = dict[PodKey, list[tuple[str, "array[float]"]]]
-"""UUIDs of each pod, with the numbers of the steps."""
 _Peaks = dict[tuple[str, PodKey | None], float]
-"""Largest memory by UUID, of a pod or of all."""
+"""Largest memory by UUID and pod. With None instead of a pod: that of the whole GPU."""
+
+
+class _GpuSteps(NamedTuple):
+    """What a pod did on one GPU."""
+
+    uuid: str
+    seconds: array[float]  # the result of the query in each step; NaN: unknown
+
+
+class _GpuSeries(NamedTuple):
+    """What was read of several GPUs."""
+
+    steps: list[tuple[PodKey, _GpuSteps]]
+    peaks: _Peaks
+
+
+class _HeldModel(NamedTuple):
+    """GPUs of one model and node that a pod or job held."""
+
+    cluster: str
+    model: str
+    node: str
+    namespace: str
+    pod: str
+    job: str
+
+
+class _SharedGpu(NamedTuple):
+    node: str
+    model: str
+    pods: Sequence[PodKey]
 
 
 async def read_savings(
@@ -97,7 +127,8 @@ async def read_savings(
     answer.prices = prices.source
     answer.simulated = state.simulated
     answer.source = "counters"
-    answer.notes[:0] = dict.fromkeys(client.notes)
+    unique_notes = list(dict.fromkeys(client.notes))
+    answer.notes = unique_notes + answer.notes
     return answer
 
 
@@ -113,9 +144,9 @@ async def _read_many(
         )
         return
 
-    names, gpus = await reader.find_candidates(_MAX_PODS_OF_MANY)
+    accounts, gpus = await reader.find_candidates(_MAX_PODS_OF_MANY)
     reader.state = await read_gpus(gpus)
-    await reader.read_recorded(names)
+    await reader.read_recorded(accounts)
     pods = await reader.count_pods()
     fleet.unread = _count_unread(fleet, counts, prices, pods)
     if fleet.unread.pods:
@@ -126,7 +157,7 @@ async def _read_many(
 
 
 def _count_unread(fleet: FleetLoad, counts: FleetCounts, prices: Prices, pods: int) -> UnreadPods:
-    """Subtracts the pods that were read from all."""
+    """Subtracts the pods that were read from all. `pods`: the number of all."""
     gpus = 0.0
     costs: list[float | None] = []
     for share in counts.held:
@@ -184,7 +215,7 @@ class _LoadReader:
     async def find_candidates(self, most: int) -> tuple[set[AccountKey], list[TargetGpu]]:
         """Returns the pods that use least of their GPUs, and these GPUs."""
         cluster_label = self.server.cluster_label
-        names: set[AccountKey] = set()
+        accounts: set[AccountKey] = set()
         gpus = set()
         query = self._write_candidates(most)
         for sample in await self.client.query(query, self.fleet.end):
@@ -194,12 +225,12 @@ class _LoadReader:
                 continue
 
             account = UsageAccount(workload.namespace, workload.pod, workload.job_or_user)
-            names.add(account.key)
+            accounts.add(account.key)
             cluster = labels.get(cluster_label, "")
             target = labels.get("instance", "")
             gpus.add(TargetGpu(cluster, target, labels.get("UUID", "")))
 
-        return names, sorted(gpus)
+        return accounts, sorted(gpus)
 
     def _write_candidates(self, most: int) -> str:
         labels = (self.server.cluster_label, *_RULE_LABELS)
@@ -222,12 +253,13 @@ class _LoadReader:
             return 0
         return round(samples[0].value)
 
-    async def read_recorded(self, names: Collection[AccountKey]) -> None:
-        for key, pod in collect_held(self.state).items():
-            if key[1] in names:
+    async def read_recorded(self, accounts: Collection[AccountKey]) -> None:
+        """Reads the pods of these accounts."""
+        for (cluster, account), pod in collect_held(self.state).items():
+            if account in accounts:
                 # Other pods of its job may be on nodes that are not read.
-                pod.load.job_gpus = max(pod.load.job_gpus, _GPUS_OF_A_JOB)
-                self.held[key] = pod
+                pod.load.job_gpus = max(pod.load.job_gpus, _MANY_GPUS)
+                self.held[cluster, account] = pod
 
         self.fleet.pods = [pod.load for pod in self.held.values()]
         self._add_nodes()
@@ -241,7 +273,7 @@ class _LoadReader:
                 self.nodes[gpu.uuid] = node.name
 
     def _choose(self) -> list[HeldPod]:
-        """Returns the pods to read. Marks the others, the cheapest, if there are too many."""
+        """Returns the pods to read. If there are too many, marks the cheapest ones as not read."""
         unknown = write_steps([UNKNOWN] * self._count)
         pods = []
         for pod in self.held.values():
@@ -249,7 +281,8 @@ class _LoadReader:
             if not pod.load.problem:
                 pods.append(pod)
 
-        pods.sort(key=_rank)
+        pods.sort(key=lambda pod: pod.load.account.key)
+        pods.sort(key=_rank_cost, reverse=True)
         for pod in pods[MAX_PODS:]:
             pod.load.problem = "many"
 
@@ -268,13 +301,13 @@ class _LoadReader:
     async def _find_start(self) -> None:
         """Shortens the range if the server has no older counters."""
         series = self.server.select(_ALLOCATED)
-        points = await self.client.query_range(
+        series_points = await self.client.query_range(
             f"group({series})", self.fleet.start + COARSE, self.fleet.end, COARSE
         )
         first = self.fleet.end
-        for _, line in points:
-            for at, _ in line:
-                first = min(first, at - COARSE)
+        for _, points in series_points:
+            for timestamp, _ in points:
+                first = min(first, timestamp - COARSE)
 
         self._set_start(first)
 
@@ -285,12 +318,14 @@ class _LoadReader:
             self.fleet.known_from = first
 
     async def _find_kept(self) -> None:
+        """Marks the pods that are annotated to be left out."""
         series = self.server.select("kube_pod_annotations", _ANNOTATION)
         labels = by(self.server.cluster_label, *WORKLOAD_LABELS)
         try:
             kept = f"group {labels} ({series})"
             samples = await self.client.query(kept, self.fleet.end)
         except SourceError:
+            # kube-state-metrics is optional.
             return
 
         for sample in samples:
@@ -301,39 +336,31 @@ class _LoadReader:
     # Steps
 
     async def _read_pods(self, chosen: Sequence[HeldPod]) -> None:
-        """A pod may hold GPUs of several queries, so all are read before they are added up.
-
-        The queries, which run at the same time, fill `lines` and `memory`.
-        """
+        """A pod may hold GPUs of several queries, so all are read before they are added up."""
         gpus: set[str] = set()
         for pod in chosen:
             gpus.update(part.gpu.uuid for part in pod.parts)
-
         uuids = sorted(gpus)
 
         limit = asyncio.Semaphore(_MAX_QUERIES)
-        lines: _Lines = defaultdict(list)
-        memory: _Peaks = {}
-        chunks = []
+        queries = []
         for first in range(0, len(uuids), _GPUS_PER_QUERY):
             chunk = uuids[first : first + _GPUS_PER_QUERY]
-            chunks.append(self._read_gpus(chunk, limit, lines, memory))
+            queries.append(self._read_gpus(chunk, limit))
 
-        await asyncio.gather(*chunks)
+        steps: dict[PodKey, list[_GpuSteps]] = defaultdict(list)
+        peaks: _Peaks = {}
+        for series in await asyncio.gather(*queries):
+            peaks |= series.peaks
+            for key, of_gpu in series.steps:
+                steps[key].append(of_gpu)
 
-        for key, own in lines.items():
-            self._add_steps(self.held[key], own)
+        for key, of_gpus in steps.items():
+            self._add_steps(self.held[key], of_gpus)
         for pod in chosen:
-            pod.load.peak_bytes = _sum_peaks(pod, memory)
+            pod.load.peak_bytes = _sum_peaks(pod, peaks)
 
-    async def _read_gpus(
-        self,
-        uuids: Sequence[str],
-        limit: asyncio.Semaphore,
-        lines: _Lines,
-        memory: _Peaks,
-    ) -> None:
-        """Adds what was read to `lines` and `memory`."""
+    async def _read_gpus(self, uuids: Sequence[str], limit: asyncio.Semaphore) -> _GpuSeries:
         start = self.fleet.start + COARSE
         query = self._busy_query(uuids)
         if self.is_recorded:
@@ -342,21 +369,23 @@ class _LoadReader:
 
         async with limit:
             series = await self.client.query_range(query, start, self.fleet.end, COARSE)
-            memory |= await self._read_memory(uuids)
+            peaks = await self._read_memory(uuids)
 
+        steps = []
         for labels, points in series:
             key = self._key_of(labels)
             if key is None:
                 continue
             uuid = first_label(labels, UUID_LABELS)
-            line = self._make_line(points, start)
-            lines[key].append((uuid, line))
+            steps.append((key, _GpuSteps(uuid, self._align(points, start))))
 
-    def _make_line(self, points: Sequence[tuple[float, float]], start: float) -> array[float]:
+        return _GpuSeries(steps, peaks)
+
+    def _align(self, points: Sequence[tuple[float, float]], start: float) -> array[float]:
         """Returns a number for each step. NaN: unknown."""
         line = array("d", [math.nan]) * self._count
-        for at, seconds in points:
-            number = round(at - start) // COARSE
+        for timestamp, seconds in points:
+            number = round(timestamp - start) // COARSE
             if number < self._count:
                 line[number] = seconds
         return line
@@ -369,19 +398,21 @@ class _LoadReader:
         cluster = self.server.cluster_of(labels)
         job = workload.job_or_user
         account = UsageAccount(workload.namespace, workload.pod, job).key
+        # With a single cluster, the state names none.
         for name in (cluster, ""):
             if (name, account) in self.held:
                 return name, account
 
         return None
 
-    def _add_steps(self, pod: HeldPod, own: Sequence[tuple[str, array[float]]]) -> None:
+    def _add_steps(self, pod: HeldPod, own: Sequence[_GpuSteps]) -> None:
+        """Adds up the GPUs of a pod in each step. `own`: all that it held in the range."""
         load = pod.load
-        known = [0] * self._count  # GPUs
-        idle = [0] * self._count
+        known = [0] * self._count  # number of GPUs
+        idle = [0] * self._count  # number of GPUs
         busy = [0.0] * self._count  # seconds
-        for _, line in own:
-            for number, seconds in enumerate(line):
+        for of_gpu in own:
+            for number, seconds in enumerate(of_gpu.seconds):
                 if math.isnan(seconds):
                     continue
                 known[number] += 1
@@ -396,6 +427,7 @@ class _LoadReader:
             if gpus >= load.devices:
                 busy_gpus = busy[number] / COARSE
                 is_idle = idle[number] == gpus
+                # Prometheus extrapolates increases, so they may exceed the step.
                 values[number] = min(most, step_value(busy_gpus, is_idle))
 
         load.steps = write_steps(values)
@@ -405,14 +437,17 @@ class _LoadReader:
             charged = charge(HeldTime(seconds), 1.0, load.price)
             load.cost = round(charged.cost, 2)
 
-        held_before = [uuid for uuid, _ in own]
-        if not load.problem and self._has_other_model(pod, held_before):
+        uuids = [of_gpu.uuid for of_gpu in own]
+        if not load.problem and self._has_other_model(pod, uuids):
             load.problem = "model"
 
-    def _has_other_model(self, pod: HeldPod, held_before: Sequence[str]) -> bool:
-        """Returns whether the pod held a GPU of another model, or of a model that is not known."""
+    def _has_other_model(self, pod: HeldPod, uuids: Sequence[str]) -> bool:
+        """Returns whether the pod held a GPU of another model, or of a model that is not known.
+
+        `uuids`: of all GPUs that it held.
+        """
         current = {part.gpu.uuid for part in pod.parts}
-        for uuid in held_before:
+        for uuid in uuids:
             gpu = self.gpus.get(uuid)
             is_same_model = gpu is not None and gpu.model == pod.load.model
             if uuid not in current and not is_same_model:
@@ -449,26 +484,29 @@ class _LoadReader:
 
         It is read of the longest range: a peak that comes once a week is not in a short one.
         """
-        of_gpu, of_pod = _MEMORY
         peaks: _Peaks = {}
-        for name in _MEMORY:
+        for name in (_GPU_MEMORY, _POD_MEMORY):
             query = self._write_memory(name, uuids)
             for sample in await self.client.query(query, self.fleet.end):
                 labels = sample.labels
-                uuid = first_label(labels, UUID_LABELS)
-                key = self._key_of(labels) if name == of_pod else None
                 if labels.get("GPU_I_ID"):
                     continue
-                if key is not None or name == of_gpu:
-                    before = peaks.get((uuid, key), 0.0)
-                    peaks[uuid, key] = max(before, sample.value)
+
+                pod_key = None
+                if name == _POD_MEMORY:
+                    pod_key = self._key_of(labels)
+                    if pod_key is None:
+                        continue
+
+                key = first_label(labels, UUID_LABELS), pod_key
+                peaks[key] = max(peaks.get(key, 0.0), sample.value)
 
         return peaks
 
     def _write_memory(self, name: str, uuids: Sequence[str]) -> str:
         selected = self._select((name,), uuids)
         if self.is_recorded:
-            of = "device" if name == _MEMORY[0] else "container"
+            of = "device" if name == _GPU_MEMORY else "container"
             matcher = one_of("UUID", uuids)
             selected = self.server.select(_MEMORY_RULE, f'of="{of}"', matcher)
         keys = by(self.server.cluster_label, *_KEYS)
@@ -479,7 +517,7 @@ class _LoadReader:
         keys = by(self.server.cluster_label, *_KEYS)
         series = self.server.select("podgpu_allocation_info")
         query = f"group {keys} (last_over_time({series}[{self._window}]))"
-        sizes: Counter[tuple[str, ...]] = Counter()
+        counts: Counter[_HeldModel] = Counter()
         for sample in await self.client.query(query, self.fleet.end):
             labels = sample.labels
             uuid = first_label(labels, UUID_LABELS)
@@ -490,36 +528,35 @@ class _LoadReader:
 
             cluster = self.server.cluster_of(labels)
             node = self.nodes[uuid]
-            held = (cluster, gpu.model, node, *workload.pod_name, workload.job)
-            sizes[held] += 1
+            held = _HeldModel(cluster, gpu.model, node, *workload.pod_name, workload.job)
+            counts[held] += 1
 
-        for (cluster, model, *_), count in sizes.items():
+        for held, count in counts.items():
             # With a single cluster, the state names none.
-            for name in (cluster, ""):
-                known = self.fleet.sizes.setdefault((name, model), set())
-                known.add(count)
+            for cluster in (held.cluster, ""):
+                sizes = self.fleet.sizes.setdefault((cluster, held.model), set())
+                sizes.add(count)
 
     # Pods that share a GPU
 
     async def _read_shared(self) -> None:
-        groups = list(self._list_shared())
-        if not groups:
+        gpus = list(self._list_shared())
+        if not gpus:
             return
 
         waited = await self._read_waited()
-        for node, parts, pods in groups:
-            if any(key not in waited for key in pods):
+        for gpu in gpus:
+            if any(key not in waited for key in gpu.pods):
                 continue
 
-            shared = []
-            for key in pods:
+            pods = []
+            for key in gpu.pods:
                 load = self.held[key].load
                 ratio = waited[key] / self.fleet.seconds
-                shared.append(SharedPodLoad(load.account, load.steps, ratio))
+                pods.append(SharedPodLoad(load.account, load.steps, ratio))
 
-            cluster = self.held[pods[0]].load.cluster
-            model = parts[0].gpu.model
-            self.fleet.shared.append(SharedLoad(cluster, node, model, shared))
+            cluster, _ = gpu.pods[0]
+            self.fleet.shared.append(SharedLoad(cluster, gpu.node, gpu.model, pods))
 
     async def _read_waited(self) -> dict[PodKey, float]:
         """Returns the seconds for which each pod waited for a GPU."""
@@ -533,32 +570,22 @@ class _LoadReader:
 
         return waited
 
-    def _list_shared(self) -> Iterator[tuple[str, Sequence[HeldPart], list[PodKey]]]:
-        """Yields node, parts and pods of each GPU with several pods."""
-        keys_of = {}
-        for key, pod in self.held.items():
-            for part in pod.parts:
-                keys_of[id(part)] = key
-
+    def _list_shared(self) -> Iterator[_SharedGpu]:
+        """Yields each GPU with several pods."""
         for node in self.state.nodes:
             if node.gone:
                 continue
 
             for parts in node.held_by_device().values():
-                pods: list[PodKey] = []
-                for part in parts:
-                    pod_key = keys_of.get(id(part))
-                    if pod_key is not None and pod_key not in pods:
-                        pods.append(pod_key)
+                # Each container of a pod has a part.
+                keys = dict.fromkeys((part.cluster, account_of(part).key) for part in parts)
+                pods = [key for key in keys if key in self.held]
                 if len(pods) > 1 and parts[0].instance is None:
-                    yield node.name, parts, pods
+                    yield _SharedGpu(node.name, parts[0].gpu.model, pods)
 
 
-def _rank(pod: HeldPod) -> tuple[float, float, AccountKey]:
-    """The most expensive pods come first."""
-    load = pod.load
-    price = load.price or 0.0
-    return -price, -load.gpus, load.account.key
+def _rank_cost(pod: HeldPod) -> tuple[float, float]:
+    return pod.load.price or 0.0, pod.load.gpus
 
 
 def _sum_peaks(pod: HeldPod, peaks: _Peaks) -> float | None:

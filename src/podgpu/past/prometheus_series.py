@@ -60,9 +60,9 @@ from podgpu.past.sqlite import (
     sparklines_json,
 )
 
-CACHE_SECONDS = 15.0
-_COSTS_SECONDS = 300.0  # every open page requests them; days change slowly
-_MAX_COSTS = 32
+CACHE_SECONDS = 15.0  # of sparklines
+_ANSWER_SECONDS = 300.0  # of costs and savings: every open page requests them; days change slowly
+_MAX_ANSWERS = 32
 _MAX_SAMPLES = 20_000  # per series in a range query; VictoriaMetrics allows 30,000
 _MAX_GPUS_OF_POD = 256
 _GPUS_PER_QUERY = 16  # VictoriaMetrics rejects queries of more than 16 KiB
@@ -110,21 +110,16 @@ class Window(NamedTuple):
 
         The end is None if the run goes on.
         """
-        spans = []
-        first = None
-        last = 0
+        runs: list[tuple[int, int]] = []  # first and last step
         for step in sorted(steps):
-            missing = step - last - 1
-            if first is not None and missing * self.step > MAX_GAP_SECONDS:
-                spans.append(self._make_span(first, last))
-                first = None
-            if first is None:
-                first = step
-            last = step
+            first = step
+            if runs:
+                missing = step - runs[-1][1] - 1
+                if missing * self.step <= MAX_GAP_SECONDS:
+                    first, _ = runs.pop()
+            runs.append((first, step))
 
-        if first is not None:
-            spans.append(self._make_span(first, last))
-        return spans
+        return [self._make_span(first, last) for first, last in runs]
 
     def _make_span(self, first: int, last: int) -> _TimeSpan:
         start = self.start + first * self.step
@@ -140,7 +135,7 @@ _Answer = TypeVar("_Answer")
 
 
 class _AnswerCache(Generic[_Query, _Answer]):
-    """Keeps answers for `_COSTS_SECONDS`. A change of the prices makes another answer."""
+    """Keeps answers for `_ANSWER_SECONDS`. A change of the prices makes another answer."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -158,11 +153,11 @@ class _AnswerCache(Generic[_Query, _Answer]):
         return answer
 
     def add(self, query: _Query, prices: Prices, answer: _Answer) -> None:
-        while len(self._answers) >= _MAX_COSTS:
+        while len(self._answers) >= _MAX_ANSWERS:
             oldest = next(iter(self._answers))
             del self._answers[oldest]
 
-        used_until = self._clock() + _COSTS_SECONDS
+        used_until = self._clock() + _ANSWER_SECONDS
         self._answers[query, prices] = used_until, answer
 
 
@@ -268,7 +263,7 @@ class PrometheusPast(Past):
             if history is not None:
                 histories.append(history)
 
-        histories.sort(key=lambda one: (one.node, one.index or 0, one.uuid, one.instance))
+        histories.sort(key=lambda gpu: (gpu.node, gpu.index or 0, gpu.uuid, gpu.instance))
         return make_pod_history(namespace, pod, histories)
 
     async def events(self, query: EventQuery) -> EventsAnswer:
@@ -295,7 +290,7 @@ class PrometheusPast(Past):
     ) -> _HistoryReader:
         step = FINE
         if seconds > MAX_POINTS * FINE:
-            step = COARSE * math.ceil(seconds / (COARSE * MAX_POINTS))
+            step = ceil_time(seconds / MAX_POINTS, COARSE)
 
         count = seconds // step
         end = await client.query_time() // FINE * FINE
@@ -333,31 +328,35 @@ class _HistoryReader:
 
         Raises SourceError.
         """
-        queries = {
-            "own pods": self.read("max", self._own_pods(uuids)),
-            "held": self.read("max", self._held(uuids)),
-            "health": self.read("max", self._health(uuids, pod)),
-        }
-        figures = self.figures(uuids, pod)
-        for name, query in figures.items():
-            queries[name] = self.read("avg", query)
+        of_holders = {}
         for name, series in _HOLDER_SERIES.items():
-            query = self._of_holders(series, uuids)
-            queries[f"holder {name}"] = self.read("avg", query)
+            of_holders[name] = self._of_holders(series, uuids)
 
-        results = await asyncio.gather(*queries.values())
-        lines = dict(zip(queries, results, strict=True))
+        own_pods, held, health, figures, holder_figures = await asyncio.gather(
+            self.read("max", self._own_pods(uuids)),
+            self.read("max", self._held(uuids)),
+            self.read("max", self._health(uuids, pod)),
+            self._read_means(self.figures(uuids, pod)),
+            self._read_means(of_holders),
+        )
 
-        read = _DeviceCollector(self._window, self._node_labels)
-        read.add_exporters(lines["own pods"])
-        read.add_held(lines["held"])
-        read.add_health(lines["health"])
-        for name in figures:
-            read.add_figures(name, lines[name])
-        for name in _HOLDER_SERIES:
-            read.add_holder_figures(name, lines[f"holder {name}"])
+        collector = _DeviceCollector(self._window, self._node_labels)
+        # Holders can only be told from exporters after this.
+        collector.add_exporters(own_pods)
+        collector.add_held(held)
+        collector.add_health(health)
+        for name, lines in figures.items():
+            collector.add_figures(name, lines)
+        for name, lines in holder_figures.items():
+            collector.add_holder_figures(name, lines)
 
-        return read.devices
+        return collector.devices
+
+    async def _read_means(self, queries: Mapping[str, str]) -> dict[str, list[RangeSeries]]:
+        """`queries`: by the name of a figure."""
+        reads = [self.read("avg", query) for query in queries.values()]
+        results = await asyncio.gather(*reads)
+        return dict(zip(queries, results, strict=True))
 
     # PromQL
 
@@ -374,9 +373,7 @@ class _HistoryReader:
             "power_watts": self._field(POWER, uuids),
             "temperature_celsius": self._field(TEMPERATURE, uuids),
         }
-        for name, query in queries.items():
-            queries[name] = self._while_held(query, pod)
-        return queries
+        return {name: self._while_held(query, pod) for name, query in queries.items()}
 
     def held_by(self, pod: PodName) -> str:
         series = select_held(*pod, self._match)
@@ -434,11 +431,7 @@ class _DeviceLines:
     present: set[int] = field(default_factory=set)  # steps in which it was scraped
 
     def history_of_pod(self, pod: PodName) -> GpuHistory | None:
-        """Returns the values from the time when the pod held the device, or None if there is none.
-
-        Prefers the pod's own values. Without them, uses the device's values while no other pod held
-        the device.
-        """
+        """Returns the values while the pod held the device. None if it did not hold it."""
         own = []
         held: set[int] = set()
         shared: set[int] = set()
@@ -452,22 +445,32 @@ class _DeviceLines:
         if not held:
             return None
 
-        unknown: Values = [None] * self.window.steps
-        figures: dict[str, Values] = {}
+        figures = {}
         for name in Figures._fields:
-            lines = []
-            for holder in own:
-                lines.append(self.holder_figures.get((holder, name), unknown))
-            device = self.figures.get(name, unknown)
-            values = figures[name] = list(unknown)
-            for step in held:
-                known = select_known(line[step] for line in lines)
-                if known:
-                    values[step] = sum(known)
-                elif step not in shared or name == "temperature_celsius":
-                    values[step] = device[step]
+            of_containers = [self.holder_figures.get((holder, name)) for holder in own]
+            # All pods of a device have its temperature.
+            of_device = held if name == "temperature_celsius" else held - shared
+            figures[name] = self._select_values(name, select_known(of_containers), held, of_device)
 
         return self.make_history(figures)
+
+    def _select_values(
+        self, name: str, of_containers: Sequence[Values], held: set[int], of_device: set[int]
+    ) -> Values:
+        """Returns the sum of the pod's containers in the steps `held`.
+
+        If it is unknown, uses the value of the device in the steps `of_device`.
+        """
+        unknown: Values = [None] * self.window.steps
+        device_values = self.figures.get(name, unknown)
+        values = list(unknown)
+        for step in held:
+            known = select_known(line[step] for line in of_containers)
+            if known:
+                values[step] = sum(known)
+            elif step in of_device:
+                values[step] = device_values[step]
+        return values
 
     def make_history(self, figures: Mapping[str, Values]) -> GpuHistory:
         unknown: Values = [None] * self.window.steps

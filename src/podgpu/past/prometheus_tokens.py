@@ -45,12 +45,12 @@ class PodTokens:
     def model(self) -> str:
         return ", ".join(sorted(self.models))
 
-    def cover(self, amounts: Amounts, held: float) -> Amounts:
+    def cover(self, amounts: Amounts, held_seconds: float) -> Amounts:
         """Limits the time for which tokens are known to that of the counters."""
-        part = 0.0
-        if held:
-            part = min(1.0, self.seconds / held)
-        return amounts._replace(token_seconds=amounts.token_seconds * part)
+        ratio = 0.0
+        if held_seconds:
+            ratio = min(1.0, self.seconds / held_seconds)
+        return amounts._replace(token_seconds=amounts.token_seconds * ratio)
 
 
 def token_queries(
@@ -143,8 +143,10 @@ def _add(pod: PodTokens, engine: Engine, sample: ParsedSample) -> None:
     elif kind == "generated":
         pod.generated += sample.value
     else:
+        # The time of the counters. Engines of a pod run at the same time.
         pod.seconds = max(pod.seconds, sample.value)
 
+    # The first label that has a value names the model.
     for label in engine.model:
         model = clean_model(sample.labels.get(label, ""))
         if model:
