@@ -27,7 +27,7 @@ MONTH_HOURS = 730.0
 MAX_DAYS = 8  # loads of 5 minutes are kept for so long
 _LEAST_SLOWDOWN = 1.0
 _MOST_SLOWDOWN = 2.0
-SHORTEST = DAY
+SHORTEST = DAY  # nothing is recommended from a shorter record
 
 
 class SavingsQuery(NamedTuple):
@@ -51,6 +51,7 @@ def parse_savings_query(query: Mapping[str, str]) -> SavingsQuery:
     except ValueError:
         slowdown = math.nan
 
+    # It is not in the range either if it is not a number.
     if not _LEAST_SLOWDOWN < slowdown <= _MOST_SLOWDOWN:
         raise UsageError(f"slowdown={text[:40]!r}: write a factor above 1 and up to 2, as 1.25")
 
@@ -100,7 +101,7 @@ class NodeRoom(NamedTuple):
 
 
 class SharedLoad(NamedTuple):
-    """Pods that shared a GPU: what they did in the range, measured by context switches."""
+    """Pods that shared a GPU: what they did in the same time, measured by context switches."""
 
     cluster: str
     node: str
@@ -111,7 +112,7 @@ class SharedLoad(NamedTuple):
 class SharedPodLoad(NamedTuple):
     account: UsageAccount
     steps: bytes
-    waited: float
+    waited: float  # share of the time
 
 
 class UnreadPods(NamedTuple):
@@ -256,8 +257,8 @@ class SavingsAnswer(PeriodAnswer, kw_only=True):
     prediction_error_ratio: float | None = None
 
 
-def name_pod(one: PodAdvice | SharedPod) -> str:
-    names = (one.cluster, one.namespace, one.pod or one.job)
+def name_pod(pod: PodAdvice | SharedPod) -> str:
+    names = (pod.cluster, pod.namespace, pod.pod or pod.job)
     return "/".join(filter(None, names)) or "(no name)"
 
 
@@ -298,10 +299,10 @@ def encode_savings_csv(answer: SavingsAnswer) -> bytes:
     """Writes one row per pod. Sums of a line are in the row of its first pod, so they add up."""
     rows = []
     for number, line in enumerate(answer.advice, 1):
-        for place, pod in enumerate(line.pods):
+        for pod in line.pods:
             cells = _make_cells(answer, line, pod)
             cells["Line"] = number
-            if place:
+            if pod is not line.pods[0]:
                 for name in _LINE_CELLS:
                     cells[name] = None
             rows.append(cells)

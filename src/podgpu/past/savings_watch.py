@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from podgpu.errors import PodgpuError
 from podgpu.fleet.saved_gpus import NO_SAVINGS, SavedGpus, SavingsFigures
+from podgpu.known import divide_known
 from podgpu.past.interface import Past
 from podgpu.past.savings import Advice, SavingsAnswer, SavingsQuery
 from podgpu.watch import Watch
@@ -39,12 +40,12 @@ class SavingsWatch(Watch):
             _log.warning("the metrics of savings are missing: %s", error)
             return
 
-        self._latest = make_figures(answer)
+        self._latest = _make_figures(answer)
         if self._latest == NO_SAVINGS:
             self.pause = _FIRST_SECONDS
 
 
-def make_figures(answer: SavingsAnswer) -> SavingsFigures:
+def _make_figures(answer: SavingsAnswer) -> SavingsFigures:
     # Before the first round, no pod holds a GPU.
     if not answer.is_computed or not answer.totals.before.gpus:
         return NO_SAVINGS
@@ -67,12 +68,11 @@ def make_figures(answer: SavingsAnswer) -> SavingsFigures:
 def _list_pods(line: Advice) -> Iterator[SavedGpus]:
     """Pods that would share a GPU save equal parts, so the sum over pods is what the lines save."""
     count = len(line.pods)
-    cost = line.saved.cost
     for pod in line.pods:
         yield SavedGpus(
             line.kind,
             line.saved.gpus / count,
-            None if cost is None else cost / count,
+            divide_known(line.saved.cost, count),
             pod.cluster,
             pod.namespace,
             pod.pod or pod.job,

@@ -19,6 +19,7 @@ from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.settings import duration_text
 from podgpu.fleet.setup import OWNERS_HINT
 from podgpu.fleet.state import ClusterState
+from podgpu.known import select_known
 from podgpu.metrics.usage_methods import BY_SWITCHES, IMPROVEMENTS, MPS
 from podgpu.past.schema import DAY, HOUR
 from podgpu.past.verdict import LEAST_RATIO, LEAST_USE, Activity, Cause, CauseName
@@ -73,7 +74,7 @@ class SlowCheck(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(slots=True)
 class SlowFacts:
-    """What is known of a pod. Unknown values are None."""
+    """What is known of a pod in a range. Unknown values are None."""
 
     causes: Sequence[Cause]
     is_running: bool
@@ -100,13 +101,12 @@ def check_causes(facts: SlowFacts, state: ClusterState) -> list[SlowCheck]:
         _check_slow_gpu(facts, state),
     ]
     checks += _check_activity(facts)
-    found = [check for check in checks if check.state == "found"]
     others = [check for check in checks if check.state != "found"]
-    rank: dict[str, int] = {}
-    for cause in facts.causes:
-        rank.setdefault(cause.cause, len(rank))
-    # Checks of other causes come last.
-    found.sort(key=lambda check: rank.get(check.cause, len(rank)))
+    # `causes` has the longest first, but not all causes of the checks.
+    names: list[CheckName] = [cause.cause for cause in facts.causes]
+    names += _TITLES
+    found = [check for check in checks if check.state == "found"]
+    found.sort(key=lambda check: names.index(check.cause))
     return found + others
 
 
@@ -114,22 +114,27 @@ def explain_slow(checks: Sequence[SlowCheck]) -> str:
     """Returns the answer to "why is it slow?" in a sentence."""
     found = [check.says for check in checks if check.state == "found"]
     missing = [check.title for check in checks if check.state == "not_measured"]
-    rest = f" Not measured: {', '.join(missing)}." if missing else ""
+    not_measured = f"Not measured: {', '.join(missing)}."
+    if found and missing:
+        return f"{'; '.join(found)}. {not_measured}"
     if found:
-        return f"{'; '.join(found)}.{rest}"
+        return f"{'; '.join(found)}."
     if missing:
-        return f"Nothing that was measured slowed it down.{rest}"
+        return f"Nothing that was measured slowed it down. {not_measured}"
 
     busy = [check.says for check in checks if check.cause == "low_use"]
     return f"Nothing slowed it down, of all that podgpu measures. {'. '.join(busy)}."
 
 
-def _make(cause: CheckName, state: CheckState, says: str, do: str = "") -> SlowCheck:
+def _make_check(cause: CheckName, state: CheckState, says: str, do: str = "") -> SlowCheck:
     return SlowCheck(cause, state, _TITLES[cause], says, do)
 
 
 def _find_cause(facts: SlowFacts, name: CauseName) -> Cause | None:
-    return next((cause for cause in facts.causes if cause.cause == name), None)
+    for cause in facts.causes:
+        if cause.cause == name:
+            return cause
+    return None
 
 
 def _describe_length(cause: Cause) -> str:
@@ -146,7 +151,7 @@ def _percent(ratio: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Rounds to the second unit, as 1d17h or 12m5s."""
+    """Rounds to the second largest unit, as 1d17h or 12m5s."""
     unit = 1
     if seconds >= DAY:
         unit = HOUR
@@ -160,20 +165,20 @@ def _check_waiting(facts: SlowFacts) -> SlowCheck:
     now = _describe_waits(facts)
     if cause is not None:
         says = f"It waited for other containers {_describe_length(cause)}{now}"
-        return _make("waiting", "found", says, _SHARE_LESS)
+        return _make_check("waiting", "found", says, _SHARE_LESS)
     if _find_waits(facts, _MUCH_WAITING):
         says = f"It waited for other containers for only {_duration(facts.wait_seconds)}{now}"
-        return _make("waiting", "found", says, _SHARE_LESS)
+        return _make_check("waiting", "found", says, _SHARE_LESS)
     if not facts.is_shared:
-        return _make("waiting", "none", "No other pod shares its GPUs")
+        return _make_check("waiting", "none", "No other pod shares its GPUs")
 
-    limits = list(_find_wait_limits(facts))
-    if limits:
+    improvement = _find_improvement(facts)
+    if improvement:
         says = "It shares a GPU, and its waiting time is not measured"
-        return _make("waiting", "not_measured", says, limits[0])
+        return _make_check("waiting", "not_measured", says, improvement)
 
     says = f"It shares a GPU, and waited for only {_duration(facts.wait_seconds)}{now}"
-    return _make("waiting", "none", says)
+    return _make_check("waiting", "none", says)
 
 
 def _find_waits(facts: SlowFacts, least: float) -> list[WaitedFor]:
@@ -204,40 +209,41 @@ def _describe_waits(facts: SlowFacts) -> str:
     return f"; now {', '.join(texts)}"
 
 
-def _find_wait_limits(facts: SlowFacts) -> Iterable[str]:
-    """Yields what would measure waiting times, of each device on which they are unknown."""
+def _find_improvement(facts: SlowFacts) -> str:
+    """Returns what would measure waiting times. Empty if they are measured."""
     for _, part in facts.devices:
         if part.holder.known_usage.wait_ns is None:
             usage = part.device.known_usage
             limit = MPS if usage.method == "mps" else usage.method_limit
-            yield IMPROVEMENTS.get(limit, _USE_SWITCHES)
+            return IMPROVEMENTS.get(limit, _USE_SWITCHES)
 
+    # Of a pod that has ended, only its charges say how it was measured.
     methods: set[str] = set()
     for account in facts.accounts:
         methods.update(account.methods.split())
     if not facts.devices and not facts.wait_seconds and not methods & BY_SWITCHES:
-        yield _USE_SWITCHES
+        return _USE_SWITCHES
+    return ""
 
 
 def _check_throttling(facts: SlowFacts) -> SlowCheck:
     cause = _find_cause(facts, "throttling")
     if cause is not None:
+        says = f"Its GPUs were throttled {_describe_length(cause)}"
         do = "check cooling and power limits of the node"
-        return _make(
-            "throttling", "found", f"Its GPUs were throttled {_describe_length(cause)}", do
-        )
+        return _make_check("throttling", "found", says, do)
     if not _are_all_podgpu(facts):
         says = "It is not known whether its GPUs were throttled"
-        return _make("throttling", "not_measured", says, _USE_PODGPU)
+        return _make_check("throttling", "not_measured", says, _USE_PODGPU)
     if any(not part.gpu.throttled_ns for _, part in facts.devices):
         says = "The driver does not count throttling of its GPUs"
         do = "podgpu doctor on the node shows what the driver reports"
-        return _make("throttling", "not_measured", says, do)
+        return _make_check("throttling", "not_measured", says, do)
 
     says = "Neither heat nor the power brake slowed its GPUs for long"
     if facts.throttled_seconds:
         says = f"Its GPUs were throttled for only {_duration(facts.throttled_seconds)}"
-    return _make("throttling", "none", says)
+    return _make_check("throttling", "none", says)
 
 
 def _are_all_podgpu(facts: SlowFacts) -> bool:
@@ -248,46 +254,50 @@ def _check_failing(facts: SlowFacts) -> SlowCheck:
     cause = _find_cause(facts, "failing")
     if cause is not None:
         says = f"A GPU was lost or failing {_describe_length(cause)}"
-        return _make("failing", "found", says, "the events of the pod say which, and what to do")
+        return _make_check(
+            "failing", "found", says, "the events of the pod say which, and what to do"
+        )
     if not _are_all_podgpu(facts):
         says = "It is not known whether its GPUs reported errors"
-        return _make("failing", "not_measured", says, _USE_PODGPU)
-    return _make("failing", "none", "None of its GPUs was lost or broken for long")
+        return _make_check("failing", "not_measured", says, _USE_PODGPU)
+    return _make_check("failing", "none", "None of its GPUs was lost or broken for long")
 
 
 def _check_use(facts: SlowFacts) -> SlowCheck:
     if facts.use is None:
         says = "How busy its GPUs were is not known"
-        return _make("low_use", "not_measured", says, _USE_PODGPU)
+        return _make_check("low_use", "not_measured", says, _USE_PODGPU)
 
     of_share = " of its share" if facts.is_shared else ""
     busy = f"busy {_percent(facts.use)} of the time{of_share}"
     if not facts.use:
-        return _make("low_use", "found", "Its GPUs were never busy: they had no work", _NO_WORK)
+        return _make_check(
+            "low_use", "found", "Its GPUs were never busy: they had no work", _NO_WORK
+        )
     if facts.use < LEAST_USE:
         says = f"Its GPUs were only {busy}: most of the time, they had no work"
-        return _make("low_use", "found", says, _NO_WORK)
-    return _make("low_use", "none", f"Its GPUs were {busy}")
+        return _make_check("low_use", "found", says, _NO_WORK)
+    return _make_check("low_use", "none", f"Its GPUs were {busy}")
 
 
 def _check_slow_gpu(facts: SlowFacts, state: ClusterState) -> SlowCheck:
     if facts.slowest is not None:
         says = _describe_slowest(facts.slowest)
-        return _make("slow_gpu", "found", says, "see the page of the job")
+        return _make_check("slow_gpu", "found", says, "see the page of the job")
     if not facts.is_running:
-        return _make("slow_gpu", "not_applicable", _ENDED)
+        return _make_check("slow_gpu", "not_applicable", _ENDED)
 
-    keys = {find_job(part) for _, part in facts.devices} - {None}
-    if not keys:
+    jobs = select_known(find_job(part) for _, part in facts.devices)
+    if not jobs:
+        # Owners of other pods are known, so this one has none.
         has_owners = any(part.owner for node in state.nodes for part in node.held)
         if has_owners or not facts.devices:
-            return _make("slow_gpu", "not_applicable", "It belongs to no job")
+            return _make_check("slow_gpu", "not_applicable", "It belongs to no job")
 
         says = "The owners of pods are not read, so its job is not known"
-        return _make("slow_gpu", "not_measured", says, OWNERS_HINT.do)
+        return _make_check("slow_gpu", "not_measured", says, OWNERS_HINT.do)
 
-    key = min(key for key in keys if key is not None)
-    return _check_siblings(key, facts.devices, state)
+    return _check_siblings(min(jobs), facts.devices, state)
 
 
 def _describe_slowest(slowest: SlowestView) -> str:
@@ -299,21 +309,21 @@ def _describe_slowest(slowest: SlowestView) -> str:
 def _check_siblings(key: JobKey, devices: HeldDevices, state: ClusterState) -> SlowCheck:
     if key.kind not in JOB_KINDS:
         says = f"The pods of a {key.kind} have unequal work, so their GPUs are not compared"
-        return _make("slow_gpu", "not_applicable", says)
+        return _make_check("slow_gpu", "not_applicable", says)
 
     samples = [gpu.sample for gpu in state.jobs.get(key, {}).values()]
     if all(part.instance for _, part in devices):
         says = "MIG instances have no clocks of their own, so they are not compared"
-        return _make("slow_gpu", "not_applicable", says)
+        return _make_check("slow_gpu", "not_applicable", says)
     if not any(sample.clock for sample in samples):
         says = "The clocks of its GPUs are not known, so they are not compared"
         do = "the exporter must export DCGM_FI_DEV_SM_CLOCK (docs/counters.md)"
-        return _make("slow_gpu", "not_measured", says, do)
+        return _make_check("slow_gpu", "not_measured", says, do)
     if len(samples) == 1:
         says = "Its only GPU is now not slower than before"
     else:
         says = f"None of the {len(samples)} GPUs of its job is now slower than the others"
-    return _make("slow_gpu", "none", says)
+    return _make_check("slow_gpu", "none", says)
 
 
 def _check_activity(facts: SlowFacts) -> list[SlowCheck]:
@@ -323,38 +333,37 @@ def _check_activity(facts: SlowFacts) -> list[SlowCheck]:
     if cause is not None:
         says = f"Its tensor cores are active only {_percent(activity.tensor or 0.0)} of the time"
         do = "it may wait for data, or start many small kernels: profile the program"
-        found = _make("low_activity", "found", f"{says} now", do)
+        found = _make_check("low_activity", "found", f"{says} now", do)
         return [found, *_check_traffic(facts)]
     if not facts.is_running:
-        return [_make("low_activity", "not_applicable", _ENDED)]
+        return [_make_check("low_activity", "not_applicable", _ENDED)]
     if facts.is_shared:
         says = "The driver has no activity of tensor cores and memory by container on a shared GPU"
-        return [_make("low_activity", "not_applicable", says)]
+        return [_make_check("low_activity", "not_applicable", says)]
     if activity.tensor is None:
         says = "The activity of tensor cores and memory is not known"
-        return [_make("low_activity", "not_measured", says, _NEED_FIELDS)]
+        return [_make_check("low_activity", "not_measured", says, _NEED_FIELDS)]
     if activity.use is None or activity.use < LEAST_USE:
         says = "Its GPUs are hardly busy now, so their activity says nothing"
-        return [_make("low_activity", "not_applicable", says)]
+        return [_make_check("low_activity", "not_applicable", says)]
 
     says = f"Its tensor cores are active {_percent(activity.tensor)} of the time"
     if activity.dram is not None:
         says += f", its memory interface {_percent(activity.dram)}"
-    return [_make("low_activity", "none", f"{says}, now")]
+    return [_make_check("low_activity", "none", f"{says}, now")]
 
 
 def _check_traffic(facts: SlowFacts) -> Iterable[SlowCheck]:
-    traffic: list[tuple[CauseName, str, float | None]] = [
-        ("pcie", "PCIe", facts.activity.pcie),
-        ("nvlink", "NVLink", facts.activity.nvlink),
-    ]
-    for cause, name, rate in traffic:
-        if cause == "nvlink" and facts.gpus < 2:
-            continue
-        if rate is None:
-            says = f"The traffic over {name} is not known"
-            yield _make(cause, "not_measured", says, _NEED_TRAFFIC.format(cause.upper()))
-            continue
+    yield _check_link(facts, "pcie", "PCIe", facts.activity.pcie)
+    if facts.gpus > 1:
+        yield _check_link(facts, "nvlink", "NVLink", facts.activity.nvlink)
 
-        state: CheckState = "none" if _find_cause(facts, cause) is None else "found"
-        yield _make(cause, state, f"It moves {rate / 1e9:.1f} GB/s over {name} now")
+
+def _check_link(facts: SlowFacts, cause: CauseName, name: str, rate: float | None) -> SlowCheck:
+    """`rate`: bytes per second."""
+    if rate is None:
+        says = f"The traffic over {name} is not known"
+        return _make_check(cause, "not_measured", says, _NEED_TRAFFIC.format(cause.upper()))
+
+    state: CheckState = "none" if _find_cause(facts, cause) is None else "found"
+    return _make_check(cause, state, f"It moves {rate / 1e9:.1f} GB/s over {name} now")

@@ -99,6 +99,7 @@ def sum_engines(usage: Iterable[Charge], currency: str) -> EngineSums | None:
             continue
 
         amounts = amounts.plus(own)
+        # Charges in another currency, or without a price, have no cost here.
         in_currency = [charge for charge in charges if charge.currency == currency]
         priced = sum_charges(in_currency)
         if priced.allocated_seconds != own.allocated_seconds:
@@ -109,8 +110,12 @@ def sum_engines(usage: Iterable[Charge], currency: str) -> EngineSums | None:
     if not amounts.token_seconds:
         return None
 
-    columns = zip(*parts, strict=True)
-    cost = CostParts(*map(math.fsum, columns))
+    cost = CostParts(
+        used=math.fsum(part.used for part in parts),
+        waiting=math.fsum(part.waiting for part in parts),
+        idle=math.fsum(part.idle for part in parts),
+        unknown=math.fsum(part.unknown for part in parts),
+    )
     return EngineSums(amounts, cost, at_use, is_priced)
 
 

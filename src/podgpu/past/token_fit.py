@@ -48,7 +48,7 @@ def fit_tokens(steps: Iterable[Amounts]) -> TokenFit | NoFit:
     generateds = [step.generated_tokens for step in used]
     busy = [step.busy_seconds for step in used]
 
-    # p: prompt tokens, g: generated tokens, b: busy time
+    # The normal equations. p: prompt tokens, g: generated tokens, b: busy time
     pp = _sum_products(prompts, prompts)
     gg = _sum_products(generateds, generateds)
     pg = _sum_products(prompts, generateds)
@@ -92,11 +92,13 @@ def _is_clear(estimate: float, variance: float) -> bool:
 
 def _compute_variance(used: Sequence[Amounts], prompt: float, generated: float) -> float:
     """Returns the variance of the busy time that the two times per token do not explain."""
-    errors = []
+    squares = []
     for step in used:
         expected = prompt * step.prompt_tokens + generated * step.generated_tokens
-        errors.append((step.busy_seconds - expected) ** 2)
-    return math.fsum(errors) / (len(used) - 2)
+        error = step.busy_seconds - expected
+        squares.append(error**2)
+    # Two parameters were estimated from the same steps.
+    return math.fsum(squares) / (len(used) - 2)
 
 
 def _sum_products(one: Iterable[float], other: Iterable[float]) -> float:

@@ -59,11 +59,12 @@ class Activity(NamedTuple):
 def unite(intervals: Iterable[Interval]) -> list[Interval]:
     """Returns the union, sorted and without overlaps."""
     united: list[Interval] = []
-    for interval in sorted(intervals):
-        if united and interval.start <= united[-1].end:
+    for start, end in sorted(intervals):
+        if united and start <= united[-1].end:
             last = united.pop()
-            interval = Interval(last.start, max(last.end, interval.end))
-        united.append(interval)
+            united.append(Interval(last.start, max(last.end, end)))
+        else:
+            united.append(Interval(start, end))
     return united
 
 
@@ -71,10 +72,10 @@ def measure_common(first: Iterable[Interval], second: Iterable[Interval]) -> flo
     """Returns the seconds in both unions."""
     seconds = 0.0
     others = unite(second)
-    for one in unite(first):
+    for interval in unite(first):
         for other in others:
-            start = max(one.start, other.start)
-            end = min(one.end, other.end)
+            start = max(interval.start, other.start)
+            end = min(interval.end, other.end)
             seconds += max(0.0, end - start)
     return seconds
 
@@ -113,6 +114,7 @@ def judge_use(
     """
     if use is None:
         return None
+    # Only a cause of the history lasted for a known, large share of the time.
     if any(not cause.now and not cause.brief for cause in causes):
         return "slowed_down"
 
@@ -135,8 +137,9 @@ def judge_activity(now: Activity) -> Sequence[Cause]:
     if now.tensor >= _LOW_TENSOR * now.use:
         return []
 
+    # Limited by memory.
     if now.dram is not None and now.dram >= _LOW_DRAM * now.use:
-        return []  # limited by memory
+        return []
 
     causes = [Cause("low_activity", now=True, value=now.tensor)]
     if now.pcie is not None and now.pcie >= _HIGH_PCIE:
