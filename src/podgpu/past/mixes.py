@@ -14,7 +14,7 @@ from functools import lru_cache
 from operator import add, itemgetter, mul
 from typing import NamedTuple
 
-from podgpu.past.slowdown import MAX_BUSY, MAX_PODS, SWITCH_COST, weigh
+from podgpu.past.slowdown import MAX_BUSY, MAX_PODS, stretch, weigh
 
 CERTAINLY_IDLE = 0.999
 """In a step in which a pod was idle for this part of its time, it certainly ran nothing. Also in
@@ -278,8 +278,7 @@ def _read_mix(members: Sequence[Candidate], known: int) -> _MixSteps:
         weights = [_WEIGHTS[value] for value in values]
         sums = list(map(add, sums, weights))
 
-    # `slowdown.stretch`, written out: it is applied to 2,000 steps of each mix.
-    stretches = [1 / (1 - SWITCH_COST * weight) for weight in sums]
+    stretches = [stretch(weights) for weights in sums]
     return _MixSteps(steps, stretches)
 
 
