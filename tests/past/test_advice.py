@@ -397,7 +397,7 @@ def test_predictions_are_compared_with_measured_waiting_times() -> None:
         account = UsageAccount("team", name)
         pods.append(SharedPodLoad(account, constant(busy), waited))
     fleet = make_fleet()
-    fleet.shared = [SharedLoad("", "node-1", MODEL, pods)]
+    fleet.shared = [SharedLoad("", "node-1", pods)]
     found = answer(fleet)
     expected = predict_waits([0.2, 0.3])
     assert [pod.predicted_wait for pod in found.shared] == pytest.approx(expected, abs=1e-4)
@@ -412,7 +412,7 @@ def test_no_prediction_is_shown_for_gpus_that_are_too_busy() -> None:
         account = UsageAccount("team", name)
         pods.append(SharedPodLoad(account, constant(busy), 0.1))
     fleet = make_fleet()
-    fleet.shared = [SharedLoad("", "node-1", MODEL, pods)]
+    fleet.shared = [SharedLoad("", "node-1", pods)]
     found = answer(fleet)
     assert (found.shared, found.prediction_error_ratio) == ([], None)
 
@@ -427,7 +427,7 @@ def test_pods_of_an_owner_that_waits_longer_are_corrected() -> None:
     ]
     alone = account._replace(pod="sync-1")
     fleet = make_fleet(make_pod("sync-1", 0.05, account=alone), make_pod("calm", 0.05))
-    fleet.shared = [SharedLoad("", "node-1", MODEL, shared)]
+    fleet.shared = [SharedLoad("", "node-1", shared)]
     [line] = answer(fleet).advice
     pods = {pod.pod: pod for pod in line.pods}
     expected = predict_waits([0.05, 0.05])[0]
@@ -455,7 +455,7 @@ def test_a_wait_that_differs_little_corrects_nothing() -> None:
     ]
     alone = account._replace(pod="web-1")
     fleet = make_fleet(make_pod("web-1", 0.1, account=alone), make_pod("calm", 0.1))
-    fleet.shared = [SharedLoad("", "node-1", MODEL, shared)]
+    fleet.shared = [SharedLoad("", "node-1", shared)]
     [line] = answer(fleet).advice
     assert {pod.wait_factor for pod in line.pods} == {None}
 

@@ -403,9 +403,8 @@ def _read_shared(
                 account = account_of(part)
                 pods[account.key] = account
 
-            gpu = parts[0].gpu
             is_shared = len(pods) > 1 and parts[0].instance is None
-            if not is_shared or gpu.known_usage.method not in BY_SWITCHES:
+            if not is_shared or parts[0].gpu.known_usage.method not in BY_SWITCHES:
                 continue
 
             own_steps = [steps.get(key, b"") for key in pods]
@@ -420,7 +419,7 @@ def _read_shared(
                 common_steps = _cut_steps(steps[key], fleet.start, first, last)
                 shared.append(SharedPodLoad(account, common_steps, ratio))
 
-            yield SharedLoad(node.reading.cluster, node.name, gpu.model, shared)
+            yield SharedLoad(node.reading.cluster, node.name, shared)
 
 
 def _cut_steps(steps: bytes, began: float, first: int, last: int) -> bytes:

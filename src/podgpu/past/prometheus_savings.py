@@ -99,12 +99,6 @@ class _HeldModel(NamedTuple):
     job: str
 
 
-class _SharedGpu(NamedTuple):
-    node: str
-    model: str
-    pods: Sequence[PodKey]
-
-
 async def read_savings(
     server: PrometheusServer,
     query: SavingsQuery,
@@ -545,18 +539,18 @@ class _LoadReader:
             return
 
         waited = await self._read_waited()
-        for gpu in gpus:
-            if any(key not in waited for key in gpu.pods):
+        for node, keys in gpus:
+            if any(key not in waited for key in keys):
                 continue
 
             pods = []
-            for key in gpu.pods:
+            for key in keys:
                 load = self.held[key].load
                 ratio = waited[key] / self.fleet.seconds
                 pods.append(SharedPodLoad(load.account, load.steps, ratio))
 
-            cluster, _ = gpu.pods[0]
-            self.fleet.shared.append(SharedLoad(cluster, gpu.node, gpu.model, pods))
+            cluster, _ = keys[0]
+            self.fleet.shared.append(SharedLoad(cluster, node, pods))
 
     async def _read_waited(self) -> dict[PodKey, float]:
         """Returns the seconds for which each pod waited for a GPU."""
@@ -570,8 +564,8 @@ class _LoadReader:
 
         return waited
 
-    def _list_shared(self) -> Iterator[_SharedGpu]:
-        """Yields each GPU with several pods."""
+    def _list_shared(self) -> Iterator[tuple[str, Sequence[PodKey]]]:
+        """Yields the node and the pods of each GPU with several pods."""
         for node in self.state.nodes:
             if node.gone:
                 continue
@@ -581,7 +575,7 @@ class _LoadReader:
                 keys = dict.fromkeys((part.cluster, account_of(part).key) for part in parts)
                 pods = [key for key in keys if key in self.held]
                 if len(pods) > 1 and parts[0].instance is None:
-                    yield _SharedGpu(node.name, parts[0].gpu.model, pods)
+                    yield node.name, pods
 
 
 def _rank_cost(pod: HeldPod) -> tuple[float, float]:

@@ -105,7 +105,6 @@ class SharedLoad(NamedTuple):
 
     cluster: str
     node: str
-    model: str
     pods: Sequence[SharedPodLoad]
 
 
