@@ -169,7 +169,7 @@ def advise_pod(load: PodLoad, seconds: float) -> str:
     if seconds < SHORTEST:
         return ""
 
-    rules = _Rules(SavingsQuery(), seconds, defaultdict(list), {})
+    rules = _Rules(SavingsQuery(), seconds, left=defaultdict(list), wait_factors={})
     pod = rules.examine(load)
     if pod is None:
         return ""
@@ -354,15 +354,18 @@ class _Rules:
         return [line]
 
     def _share(self, single: Sequence[_Pod]) -> list[Advice]:
-        """Mixes pods of the same model. Those that fit in no mix may fit a MIG instance."""
+        """Mixes pods of the same model, of which each holds a single GPU.
+
+        Those that fit in no mix may fit a MIG instance.
+        """
         lines = []
         groups = group_by(single, lambda pod: (pod.load.cluster, pod.load.model))
         for (_, model), pods in groups.items():
             mixed: set[int] = set()
             for mix in self._find_mixes(pods):
                 mixed.update(mix.pods)
-                together = [pods[place] for place in mix.pods]
-                lines.append(self._make_mix(model, together, mix))
+                members = [pods[place] for place in mix.pods]
+                lines.append(self._make_mix(model, members, mix))
 
             for place, pod in enumerate(pods):
                 if place not in mixed:
@@ -626,7 +629,7 @@ def _plan_moves(room: NodeRoom, rooms: Sequence[NodeRoom], size: int) -> list[Po
 
 
 def _choose_pods(room: NodeRoom, size: int) -> list[PodLoad]:
-    """Returns the smallest pods whose GPUs are missing on the node, the largest of them first.
+    """Returns the smallest pods that must leave the node, so that it has `size` free GPUs.
 
     Empty if all of its pods are not enough.
     """
@@ -640,6 +643,7 @@ def _choose_pods(room: NodeRoom, size: int) -> list[PodLoad]:
     if missing > 0:
         return []
 
+    # Large pods are placed first, because they fit on fewer nodes.
     chosen.sort(key=lambda pod: pod.account.key)
     chosen.sort(key=lambda pod: pod.devices, reverse=True)
     return chosen

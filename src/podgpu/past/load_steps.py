@@ -66,7 +66,8 @@ class _StepSums:
         self.round_seconds = 0.0
         self.round_memory = 0.0
 
-    def add(self, charge: Charge, is_alone: bool) -> None:
+    def add_charge(self, charge: Charge, is_alone: bool) -> None:
+        """`is_alone`: no other pod holds the device."""
         amounts = charge.amounts
         self.allocated += amounts.allocated_seconds
         if charge.account.methods not in _MEASURED:
@@ -74,7 +75,7 @@ class _StepSums:
 
         self.measured += amounts.measured_seconds
         self.idle += amounts.idle_seconds
-        # Alone on a device, it has all busy time, and no method has bounds.
+        # The busy time of a pod that shares a device may have bounds. The upper one is certain.
         self.busy += amounts.busy_seconds if is_alone else amounts.busy_max_seconds
 
     def merge(self, other: _StepSums) -> None:
@@ -129,7 +130,7 @@ class LoadSteps:
                 figures = charge.figures or gpu.figures
                 memory = None if figures is None else figures.memory_used_bytes
                 pod.add_gpu(seconds, memory)
-                pod.add(charge, is_alone)
+                pod.add_charge(charge, is_alone)
 
         for pod in in_round:
             pod.end_round()

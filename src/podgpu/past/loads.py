@@ -41,7 +41,7 @@ _EARLIER_MEMORY = "SELECT account, max(memory) FROM load WHERE time < ? GROUP BY
 _FIRST_HOUR = "SELECT time, busy FROM load WHERE time = (SELECT min(time) FROM load)"
 # The GPUs of each holder in the range. The containers of a pod begin in the same round.
 _HELD = f"""
-SELECT account, gpu.node, max(uuid), count(DISTINCT gpu), group_concat(DISTINCT uuid)
+SELECT account, gpu.node, group_concat(DISTINCT uuid)
 FROM span JOIN gpu ON gpu.id = span.gpu
 WHERE kind = '{HOLDER}' AND instance = '' AND started < ? AND (ended IS NULL OR ended > ?)
 GROUP BY account, gpu.node, started"""
@@ -226,6 +226,7 @@ def collect_held(state: ClusterState) -> dict[PodKey, HeldPod]:
         if node.gone:
             continue
         for part in node.held:
+            # Only a holder that is identified can be a pod or job.
             if part.holder.key:
                 key = part.cluster, account_of(part).key
                 parts[key].append((node, part))
@@ -331,7 +332,7 @@ def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoo
                 if (rest.gpus.unallocated or 0.0) >= 1:
                     free += 1
 
-            price = device_price(node.prices, gpus[0], None, 1.0)
+            price = device_price(node.prices, gpus[0], instance=None, size=1.0)
             own = pods_by_place.get((cluster, node.name, model), [])
             total = len(gpus)
             yield NodeRoom(cluster, node.name, model, total, free, own, price)
@@ -361,22 +362,24 @@ def _check_gpus(
         for gpu in node.gpus:
             models[gpu.uuid] = gpu.model
 
-    before: dict[AccountKey, set[str]] = defaultdict(set)
-    for account, node, uuid, count, uuids in db.execute(_HELD, (fleet.end, fleet.start)):
+    models_held: dict[AccountKey, set[str]] = defaultdict(set)
+    for account, node, joined in db.execute(_HELD, (fleet.end, fleet.start)):
         key = ids.get(account)
         if key is None:
             continue
 
         # The model of a GPU that is gone is not known any more. It counts as another one.
-        held_models = [models.get(each, "") for each in uuids.split(",")]
-        before[key].update(held_models)
+        uuids = joined.split(",")
+        models_held[key].update(models.get(uuid, "") for uuid in uuids)
+
+        # Almost all pods hold GPUs of one model. Of several, any counts.
+        model = models.get(max(uuids), "")
         cluster = clusters.get(node, "")
-        model = models.get(uuid, "")
-        fleet.sizes.setdefault((cluster, model), set()).add(count)
+        fleet.sizes.setdefault((cluster, model), set()).add(len(uuids))
 
     for pod in fleet.pods:
-        held_before = before.get(pod.account.key, set())
-        if not pod.problem and held_before - {pod.model}:
+        has_other_model = bool(models_held[pod.account.key] - {pod.model})
+        if not pod.problem and has_other_model:
             pod.problem = "model"
 
 

@@ -400,35 +400,13 @@ class _LoadReader:
         return None
 
     def _add_steps(self, pod: HeldPod, own: Sequence[_GpuSteps]) -> None:
-        """Adds up the GPUs of a pod in each step. `own`: all that it held in the range."""
+        """`own`: all GPUs that the pod held in the range."""
         load = pod.load
-        known = [0] * self._count  # number of GPUs
-        idle = [0] * self._count  # number of GPUs
-        busy = [0.0] * self._count  # seconds
-        for of_gpu in own:
-            for number, seconds in enumerate(of_gpu.seconds):
-                if math.isnan(seconds):
-                    continue
-                known[number] += 1
-                if seconds < _IDLE:
-                    idle[number] += 1
-                elif seconds > 0:
-                    busy[number] += seconds
-
-        values = [UNKNOWN] * self._count
-        most = load.devices * FULL
-        for number, gpus in enumerate(known):
-            if gpus >= load.devices:
-                busy_gpus = busy[number] / COARSE
-                is_idle = idle[number] == gpus
-                # Prometheus extrapolates increases, so they may exceed the step.
-                values[number] = min(most, step_value(busy_gpus, is_idle))
-
+        values = _add_up(own, load.devices)
         load.steps = write_steps(values)
-
         if load.price is not None:
-            seconds = (len(values) - values.count(UNKNOWN)) * COARSE
-            charged = charge(HeldTime(seconds), 1.0, load.price)
+            known_seconds = (len(values) - values.count(UNKNOWN)) * COARSE
+            charged = charge(HeldTime(known_seconds), 1.0, load.price)
             load.cost = round(charged.cost, 2)
 
         uuids = [of_gpu.uuid for of_gpu in own]
@@ -576,6 +554,36 @@ class _LoadReader:
                 pods = [key for key in keys if key in self.held]
                 if len(pods) > 1 and parts[0].instance is None:
                     yield node.name, pods
+
+
+def _add_up(own: Sequence[_GpuSteps], devices: int) -> list[int]:
+    """Returns the value of each step. It is unknown if that of a GPU is.
+
+    `own`: all GPUs that a pod held. `devices`: how many it holds at a time.
+    """
+    count = len(own[0].seconds)
+    known_gpus = [0] * count
+    idle_gpus = [0] * count
+    busy_seconds = [0.0] * count
+    for of_gpu in own:
+        for number, seconds in enumerate(of_gpu.seconds):
+            if math.isnan(seconds):
+                continue
+            known_gpus[number] += 1
+            if seconds < _IDLE:
+                idle_gpus[number] += 1
+            elif seconds > 0:
+                busy_seconds[number] += seconds
+
+    values = [UNKNOWN] * count
+    for number, gpus in enumerate(known_gpus):
+        if gpus >= devices:
+            is_idle = idle_gpus[number] == gpus
+            value = step_value(busy_seconds[number] / COARSE, is_idle)
+            # Prometheus extrapolates increases, so they may exceed the step.
+            values[number] = min(devices * FULL, value)
+
+    return values
 
 
 def _rank_cost(pod: HeldPod) -> tuple[float, float]:

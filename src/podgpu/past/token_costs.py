@@ -144,16 +144,9 @@ def make_token_figures(
     amounts = sums.amounts
     tokens = amounts.prompt_tokens + amounts.generated_tokens
     cost = _round_cost(sums.cost, 1.0) if sums.is_priced else None
-    if not tokens:
-        return TokenFigures(cost=cost, reason="there were no tokens in this range")
-
-    covered = amounts.token_seconds / amounts.allocated_seconds
-    if covered < _LEAST_COVERED:
-        reason = (
-            f"tokens were read in {covered:.0%} of the allocated time only: choose a range in which"
-            " podgpu reads them"
-        )
-        return TokenFigures(cost=cost, reason=reason)
+    problem = _explain_missing(amounts)
+    if problem:
+        return TokenFigures(cost=cost, reason=problem)
 
     is_measured = amounts.measured_seconds >= _LEAST_COVERED * amounts.allocated_seconds
     is_used = is_measured and amounts.busy_seconds > 0
@@ -186,6 +179,20 @@ def make_token_figures(
         per_million_reason=fit.reason if isinstance(fit, NoFit) else "",
         reason=reason,
     )
+
+
+def _explain_missing(amounts: Amounts) -> str:
+    """Returns why there are no figures per token. Empty if there are some."""
+    if not amounts.prompt_tokens + amounts.generated_tokens:
+        return "there were no tokens in this range"
+
+    covered = amounts.token_seconds / amounts.allocated_seconds
+    if covered < _LEAST_COVERED:
+        return (
+            f"tokens were read in {covered:.0%} of the allocated time only: choose a range in which"
+            " podgpu reads them"
+        )
+    return ""
 
 
 def _make_split(fit: TokenFit, sums: EngineSums) -> TokenSplit:

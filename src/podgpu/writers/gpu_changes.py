@@ -186,12 +186,10 @@ def _describe(condition: Condition, gpu: DeviceState) -> str:
 def _find_problems(earlier: GpuRecord, record: GpuRecord, gpu: DeviceState) -> Iterator[GpuChange]:
     pods = _list_users(gpu, all_devices_of(gpu))
     for name, text in record.problems.items():
-        # XIDs are counted one by one.
+        # Each XID is a change of its own.
         if name in earlier.problems or name == XID:
             continue
-        reason = ChangeReason.UNHEALTHY
-        if name == LOST:
-            reason = ChangeReason.LOST
+        reason = ChangeReason.LOST if name == LOST else ChangeReason.UNHEALTHY
         yield GpuChange(reason, gpu.uuid, text, pods)
 
 
@@ -361,13 +359,17 @@ def _find_idle(
     """
     for device_name, device in _list_devices(gpu):
         for holder in device.holders:
+            # Without a source, it only uses the device, so it cannot be idle.
+            if not holder.pod or not holder.source:
+                continue
+
             key = device_name, holder.key
-            since = holder.known_usage.idle_since
-            is_idle = since is not None and since <= idle_before
             if holder.usage is None:
                 is_idle = key in earlier.idle
-            is_allocated = bool(holder.source)
-            if holder.pod and is_allocated and is_idle:
+            else:
+                since = holder.usage.idle_since
+                is_idle = since is not None and since <= idle_before
+            if is_idle:
                 yield key, holder
 
 

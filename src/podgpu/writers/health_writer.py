@@ -58,7 +58,7 @@ class HealthWriter:
     ) -> None:
         """`read` returns the document and whether it is up to date. None before the first one.
 
-        `open_session` is called in the thread's event loop.
+        `open_session` is called in the thread's event loop. `idle_after`: seconds.
         """
         self.fatal: StartError | None = None
         self._read = read

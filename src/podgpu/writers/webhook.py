@@ -205,14 +205,16 @@ class Webhook(Watch):
             self._forget(key)
 
         wanted = [notice for notice in notices if notice.event in self._settings.events]
-        silent = [notice for notice in notices if notice.event not in self._settings.events]
-        self._mark(silent, now)
+        unwanted = [notice for notice in notices if notice.event not in self._settings.events]
+        # They count as reported, because a recovery is only found after its problem.
+        self._mark(unwanted, now)
         if wanted and monotonic >= self._due:
             asyncio.run(self._send_all(wanted))
 
         self._save()
         if wanted:
-            # A request that failed is repeated when it is due, without waiting for a round.
+            # A request that failed is repeated when it is due. Those that were too many for this
+            # time are sent at once.
             wait = self._due - self._clock.monotonic()
             self.pause = min(_SECONDS, max(1.0, wait))
 
@@ -237,7 +239,7 @@ class Webhook(Watch):
                 self._reported[key] = _decode_reported(content)
 
     def _mark(self, notices: Sequence[Notice], now: float) -> None:
-        """Remembers that these notices were sent."""
+        """Remembers that these notices were sent. The end of a problem ends its entry."""
         for notice in notices:
             key = notice.item.key
             if notice.event == NoticeEvent.RECOVERED:
