@@ -384,6 +384,7 @@ class _Rules:
         return find_mixes(candidates, memory, self._query.slowdown)
 
     def _make_mix(self, model: str, pods: Sequence[_Pod], mix: Mix) -> Advice:
+        """`pods`: the members of the mix, in its order."""
         slowest = max(shared.slowdown for shared in mix.shared)
         price = None
         prices = select_known(pod.load.price for pod in pods)
@@ -391,15 +392,16 @@ class _Rules:
             # GPUs of one model may differ in price, by node. The most expensive one may stay.
             price = sum(prices) - max(prices)
 
-        described = []
         worst = find_worst(mix)
-        for pod, member, shared, most in zip(pods, mix.members, mix.shared, worst, strict=True):
+        described = []
+        for number, pod in enumerate(pods):
             advice = _describe_pod(pod)
-            advice.wait = round(shared.wait, _DIGITS)
-            advice.slowdown = round(shared.slowdown, _DIGITS)
-            advice.worst_slowdown = round(most, _DIGITS)
-            if member.wait_factor > 1:
-                advice.wait_factor = round(member.wait_factor, _DIGITS)
+            advice.wait = round(mix.shared[number].wait, _DIGITS)
+            advice.slowdown = round(mix.shared[number].slowdown, _DIGITS)
+            advice.worst_slowdown = round(worst[number], _DIGITS)
+            factor = mix.members[number].wait_factor
+            if factor > 1:
+                advice.wait_factor = round(factor, _DIGITS)
             described.append(advice)
 
         return Advice(
@@ -501,7 +503,8 @@ def _find_mig_size(
     """Returns the part of a GPU and the name of the smallest instance. The name may be empty."""
     for size in list_mig_sizes(model):
         if compute <= size.compute and memory <= size.memory:
-            # Two halves of the memory leave no room for another instance.
+            # Two instances with half of the memory each leave no room for a third one, also if
+            # they have less than half of the compute.
             part = max(size.compute, size.memory)
             gib = size.memory * gpu_bytes / _GIB
             return part, f"a MIG instance {size.name} ({gib:.0f} GiB)"

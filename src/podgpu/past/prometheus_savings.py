@@ -271,6 +271,7 @@ class _LoadReader:
         unknown = write_steps([UNKNOWN] * self._count)
         pods = []
         for pod in self.held.values():
+            # Until they are read, if they are.
             pod.load.steps = unknown
             if not pod.load.problem:
                 pods.append(pod)

@@ -156,6 +156,7 @@ def make_token_figures(
 
     joules = None
     if amounts.energy_joules:
+        # Significant digits, because it may be far below 1.
         joules = float(f"{amounts.energy_joules / tokens:.6g}")
 
     per_million = None

@@ -116,10 +116,12 @@ class Withdrawal:
             try:
                 return await send()
             except SourceError as error:
+                if error.reason != "server_error":
+                    raise
+
                 longest = double_delay(failures, _FIRST_DELAY, _MAX_DELAY)
                 wait = max(spread_delay(longest), error.retry_after)
-                is_too_late = self._clock.monotonic() + wait > give_up_at
-                if error.reason != "server_error" or is_too_late:
+                if self._clock.monotonic() + wait > give_up_at:
                     raise
                 _log.warning("%s; podgpu retries in %.0f s", error, wait)
 
