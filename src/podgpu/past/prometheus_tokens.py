@@ -58,7 +58,7 @@ def token_queries(
 ) -> dict[str, str]:
     """Returns the query of each engine by name.
 
-    `window`: of the increase. `length`: milliseconds, excludes the start of the range.
+    `window`: the range in PromQL. `length`: the range in milliseconds, without its start.
     """
     of_pod = by(cluster_label, "namespace", "pod")
     queries = {}

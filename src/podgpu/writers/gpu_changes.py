@@ -117,10 +117,10 @@ def find_changes(
 
         changes += xid_changes
         begun = list(_find_begun(earlier, record, gpu, idle))
+        # Without a record of the GPU, its problems may be older than this writer.
+        if is_first and gpu.uuid not in before:
+            begun = []
         if is_first:
-            # Without a record of the GPU, its problems may be older than this writer.
-            if gpu.uuid not in before:
-                begun = []
             for change in _find_begun(GpuRecord(name), record, gpu, idle):
                 if change not in begun:
                     changes.append(change._replace(is_new=False))

@@ -43,6 +43,7 @@ def make_session_opener(
             elif name == NODE_CONDITION:
                 writers.append(NodeConditionWriter(client, node, clock))
             elif name == TAINTS:
+                # Without an argument, a taint only informs.
                 effect: Effect = "NoSchedule" if argument == "NoSchedule" else "None"
                 writers.append(TaintWriter(client, node, effect, clock))
             elif name == NVSENTINEL:
