@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,23 +14,21 @@ from podgpu.errors import ReadNotes, SourceError, StartError, UsageError
 from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
 from podgpu.model import (
-    Allocation,
     FieldValues,
     PodLabels,
     RunningProcess,
     SourceStatus,
 )
 from podgpu.node.agent.device_selection import Selection
-from podgpu.node.agent.gpus import TelemetryCollector, TelemetryResult
+from podgpu.node.agent.gpus import TelemetryCollector
 from podgpu.node.agent.health import HealthWatch, PastFailure
 from podgpu.node.agent.orphans import OrphanWatch
 from podgpu.node.agent.publish import (
     COUNTERS,
-    ChangeLog,
+    LatestResults,
     Published,
+    Publisher,
     add_memory,
-    build_node_state,
-    list_unsupported,
 )
 from podgpu.node.agent.schedule import (
     WARM_UP_SECONDS,
@@ -103,20 +100,26 @@ class Agent:
 
         `kernel_log`: names the processes that cause XIDs.
         """
+        # `read_counters` replaces the counters of the policy.
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
         self.warnings: list[ReadNotes] = []  # of other components, for the page and probes
-
-        self._telemetry = telemetry
-        self._pod_labels = pod_labels
-        self._policy = self.settings.policy
-        policy = self._policy
         self._workers = Workers(self.clock.monotonic)
         self._errors = ErrorCounts()
-        self._read_counters = read_counters
-        self._counter_sources: tuple[SourceStatus, ...] = ()
 
+        # Held by a reading of GPUs, and by what must not happen meanwhile.
+        self._reading = threading.Lock()
+        # Held while a result is replaced, and while the results become a `Published`.
+        self._publishing = threading.Lock()
+        self._stopped = threading.Event()
+        # These end the wait of a loop.
+        self._telemetry_now = threading.Event()
+        self._allocate_now = threading.Event()
+
+        self._telemetry = telemetry
+        self._read_counters = read_counters
+        policy = self.settings.policy
         self._schedule = self._make_schedule(policy.counters)
         self._telemetry_collector = TelemetryCollector(
             telemetry,
@@ -132,44 +135,52 @@ class Agent:
             holders or HolderSources(), self._workers, self._errors, self.clock, self.reload
         )
 
-        self._kernel_log = kernel_log
-        self._owners: ProcessOwners | None = None
+        self._loops = {"telemetry": self._telemetry_loop}
+        if self._allocations.sources or read_counters is not None:
+            self._loops["allocation"] = self._allocation_loop
         self._usage_collector: UsageCollector | None = None
         if containers is not None:
-            self._owners = ProcessOwners(
+            owners = ProcessOwners(
                 containers, self._allocations.complete, self._allocations.read_identities
             )
-            self._usage_collector = self._make_usage_collector(self._owners, ledger)
+            self._usage_collector = self._make_usage_collector(owners, ledger, kernel_log)
+            self._loops["usage"] = self._usage_loop
+            if kernel_log is not None:
+                # A process that causes an XID is looked up at once, because it is about to exit.
+                self._loops["kernel-log"] = partial(
+                    kernel_log.run, self._stopped, lambda line: owners.find_early([line.pid])
+                )
 
         self._health = HealthWatch(
             self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000
         )
 
-        self._telemetry_result = TelemetryResult()
+        self._results = LatestResults()
         # by UUID; shown even after a GPU was lost
         self._serials: dict[str, FieldValues] = {}
-        self._allocation_result = Allocation()
-        self._usage_result = UsageResult()
-        self._changes = ChangeLog(self.clock.monotonic)
-
-        self._exporter_id = secrets.token_hex(8)
-        self._counted_since = self.clock.wall()
-        self._read_at = float("-inf")  # monotonic time of the last telemetry reading
+        self._publisher = Publisher(
+            self.clock,
+            self._errors,
+            pod_labels,
+            node=self.settings.node_name or policy.hostname or "this node",
+            interval_seconds=self.settings.interval,
+        )
+        # Monotonic times. While the driver is released, each due time counts as a reading.
+        self._read_at = float("-inf")
         self._released_until = float("-inf")
-
-        self._reading = threading.Lock()
-        self._publishing = threading.Lock()
-        self._stopped = threading.Event()
-        self._wake = threading.Event()
-        self._allocate_now = threading.Event()
-
         self.published = self._make_published()
 
-    def _make_usage_collector(self, owners: ProcessOwners, ledger: Ledger | None) -> UsageCollector:
+    def _make_usage_collector(
+        self, owners: ProcessOwners, ledger: Ledger | None, kernel_log: KernelLog | None
+    ) -> UsageCollector:
         if ledger is None:
             seconds = _UNALLOCATED_READINGS * self.settings.allocation_interval
             ledger = Ledger(unallocated_after=seconds)
-        blame = XidBlame(owners.recall, self._list_kernel_xids, self.clock.wall)
+
+        def list_kernel_xids() -> Sequence[KernelXid]:
+            return kernel_log.lines if kernel_log is not None else ()
+
+        blame = XidBlame(owners.recall, list_kernel_xids, self.clock.wall)
         orphans = OrphanWatch(owners.read_program)
 
         return UsageCollector(
@@ -183,11 +194,6 @@ class Agent:
             blame,
             orphans,
         )
-
-    def _list_kernel_xids(self) -> Sequence[KernelXid]:
-        if self._kernel_log is None:
-            return ()
-        return self._kernel_log.lines
 
     # Readings
 
@@ -211,17 +217,17 @@ class Agent:
         self._publish()
 
     def _collect_telemetry(self, due: Sequence[FieldGroup] | None) -> None:
-        before = self._telemetry_result
-        allocation = self._allocation_result
-        has_lost = bool(before.gpus_lost)
-        lost = find_lost_gpus(allocation.offered, allocation.unmapped, has_lost)
+        before = self._results.telemetry
+        allocation = self._results.allocation
+        some_lost = before.gpus_lost > 0
+        lost = find_lost_gpus(allocation.offered, allocation.unmapped, some_lost)
         result = self._telemetry_collector.collect(due, lost)
         if result.devices != before.devices:
             # Ids that were unknown may belong to new devices.
             self._allocate_now.set()
 
         with self._publishing:
-            self._telemetry_result = result
+            self._results.telemetry = result
             self._health.update(result)
 
         for uuid, reading in result.readings.items():
@@ -232,26 +238,21 @@ class Agent:
     def _is_released(self) -> bool:
         return self.clock.monotonic() < self._released_until
 
-    def read_allocation(self, *, counters_first: bool = False) -> None:
-        # cleared first, so that a request during this reading starts another one
-        self._allocate_now.clear()
-        if counters_first:
-            self.read_counters()
-
-        telemetry = self._telemetry_result
+    def read_allocation(self) -> None:
+        telemetry = self._results.telemetry
         devices = add_memory(telemetry.devices, telemetry.values)
-        self._allocation_result = self._allocations.read(devices)
+        self._results.allocation = self._allocations.read(devices)
         self._publish()
 
     def read_usage(self) -> None:
         if self._usage_collector is None or self._is_released:
             return
 
-        result = self._usage_collector.collect(self._telemetry_result, self._allocation_result)
+        result = self._usage_collector.collect(self._results.telemetry, self._results.allocation)
         with self._publishing:
             # `release` may have been called during the reading.
             if not self._is_released:
-                self._usage_result = result
+                self._results.usage = result
             self._health.add_verdicts(result.verdicts)
 
         self._publish()
@@ -267,7 +268,8 @@ class Agent:
         results = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)
         result = results[COUNTERS]
         counters = result.value
-        if counters is not None and counters != self._policy.counters:
+        policy = self.settings.policy
+        if counters is not None and counters != policy.counters:
             try:
                 schedule = self._make_schedule(counters)
             except UsageError as e:
@@ -276,13 +278,14 @@ class Agent:
             else:
                 with self._reading:
                     self._schedule = schedule
-                    self._policy = replace(self._policy, counters=counters)
+                    policy = replace(policy, counters=counters)
+                    self.settings = replace(self.settings, policy=policy)
                     self._telemetry_collector.set_groups(schedule.groups)
                 _log.info("counters changed: %d fields", len(counters))
                 # All fields are due.
-                self._wake.set()
+                self._telemetry_now.set()
 
-        self._counter_sources = (self._errors.make_status(COUNTERS, result),)
+        self._results.counters = (self._errors.make_status(COUNTERS, result),)
 
     def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
         """Raises UsageError if a collection matches none of the counters."""
@@ -304,39 +307,17 @@ class Agent:
             self.published = self._make_published()
 
     def _make_published(self) -> Published:
-        settings = self.settings
-        policy = self._policy
-        telemetry = self._telemetry_result
-        allocation = self._allocation_result
-        usage = self._usage_result
-
-        configured = {counter.field.id for counter in policy.counters}
-        unsupported = list_unsupported(telemetry, configured)
-        sources = telemetry.sources + allocation.sources + usage.sources + self._counter_sources
-        self._changes.report(sources, unsupported, allocation.unmapped)
-
-        assignments = allocation.assignments
-        health = self._health.report(assignments, telemetry, allocation.kubernetes_health)
-        build = partial(
-            build_node_state,
-            telemetry,
-            allocation,
-            usage,
-            health,
-            unsupported=unsupported,
-            pod_labels=self._pod_labels(),
-            node=settings.node_name or policy.hostname or "this node",
-            exporter_id=self._exporter_id,
-            counted_since=self._counted_since,
-            interval_seconds=settings.interval,
-            sources=self._errors.add_to(sources, allocation.unmapped),
+        telemetry = self._results.telemetry
+        allocation = self._results.allocation
+        health = self._health.report(
+            allocation.assignments, telemetry, allocation.kubernetes_health
         )
-        return Published(build, policy, self._read_at)
+        return self._publisher.make(self._results, health, self.settings.policy, self._read_at)
 
     def warm_up(self) -> None:
         """Reads everything twice, because rates need two readings. Used by --once."""
         for pause in (0.0, min(WARM_UP_SECONDS, self.settings.interval)):
-            self._wake.wait(pause)
+            self._telemetry_now.wait(pause)
             self.read_telemetry()
             self.read_allocation()
             self.read_usage()
@@ -347,7 +328,7 @@ class Agent:
         Does nothing if the driver is not loaded.
         """
         result = self._telemetry_collector.collect()
-        if result.sources[0].up:
+        if result.inventory_source.up:
             self.settings.selection.check(result.devices)
 
     # Lifecycle
@@ -360,24 +341,13 @@ class Agent:
         # detects a loop that hangs in its first reading
         self._read_at = self.clock.monotonic()
 
-        loops = {"telemetry": self._telemetry_loop}
-
-        if self._allocations.sources or self._read_counters is not None:
-            loops["allocation"] = self._allocation_loop
-        if self._usage_collector is not None:
-            loops["usage"] = self._usage_loop
-        if self._kernel_log is not None and self._owners is not None:
-            # A process that causes an XID is looked up at once, because it is about to exit.
-            find = self._owners.find_early
-            loops["kernel-log"] = partial(
-                self._kernel_log.run, self._stopped, lambda line: find([line.pid])
-            )
-
-        for name, loop in loops.items():
-            guarded = partial(self._guard, name, loop, on_fatal)
+        for name, loop in self._loops.items():
+            guarded = partial(self._run_guarded, name, loop, on_fatal)
             threading.Thread(target=guarded, name=name, daemon=True).start()
 
-    def _guard(self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]) -> None:
+    def _run_guarded(
+        self, name: str, loop: Callable[[], None], on_fatal: Callable[[], object]
+    ) -> None:
         if error := run_loop(name, loop):
             self.fatal = error
             on_fatal()
@@ -385,12 +355,9 @@ class Agent:
     def _telemetry_loop(self) -> None:
         while not self._stopped.is_set():
             self.read_telemetry(only_due=True)
-            while not self._stopped.is_set():
-                wait = self._schedule.next_at - self.clock.monotonic()
-                if wait <= 0:
-                    break
-                self._wake.wait(wait)
-                self._wake.clear()
+            wait = self._schedule.next_at - self.clock.monotonic()
+            self._telemetry_now.wait(max(0.0, wait))
+            self._telemetry_now.clear()
 
     def _allocation_loop(self) -> None:
         interval = self.settings.allocation_interval
@@ -398,9 +365,12 @@ class Agent:
         while not self._stopped.is_set():
             wait = due - self.clock.monotonic()
             self._allocate_now.wait(max(0.0, wait))
+            # Cleared first, so that a request during this reading starts another one.
+            self._allocate_now.clear()
             due = self.clock.monotonic() + interval
             if not self._stopped.is_set():
-                self.read_allocation(counters_first=True)
+                self.read_counters()
+                self.read_allocation()
 
     def _usage_loop(self) -> None:
         """Reads at fixed times, however long a reading takes.
@@ -413,6 +383,7 @@ class Agent:
         while not self._stopped.is_set():
             self.read_usage()
 
+            # Skips the times that have passed.
             late = max(0.0, self.clock.monotonic() - due)
             due += interval * (1 + late // interval)
             self._stopped.wait(max(0.0, due - self.clock.monotonic()))
@@ -430,10 +401,10 @@ class Agent:
             source = SourceStatus(self._telemetry.name, False, 0.0, "released", message)
             with self._publishing:
                 self._released_until = self.clock.monotonic() + seconds
-                self._telemetry_result = replace(
-                    self._telemetry_result, readings={}, sources=(source,)
+                self._results.telemetry = replace(
+                    self._results.telemetry, readings={}, sources=(source,)
                 )
-                self._usage_result = UsageResult()
+                self._results.usage = UsageResult()
             self._telemetry_collector.drop_values()
 
         self._publish()
@@ -441,7 +412,7 @@ class Agent:
 
     def details(self, uuid: str) -> tuple[FieldValues, int | None]:
         """Returns additional values of a GPU by field id, and the number of its active NVLinks."""
-        reading = self._telemetry_result.readings.get(uuid)
+        reading = self._results.telemetry.readings.get(uuid)
         if reading is None:
             return self._serials.get(uuid, {}), None
 
@@ -449,7 +420,7 @@ class Agent:
 
     def list_processes(self) -> Mapping[str, Sequence[RunningProcess]]:
         """Returns the processes of the last usage reading, by device key."""
-        return self._usage_result.processes
+        return self._results.usage.processes
 
     def forget(self, uuid: str) -> Forgotten | None:
         """Removes a GPU that disappeared. If the GPU is present, removes its XIDs instead.
@@ -458,11 +429,11 @@ class Agent:
         """
         # A concurrent reading would add the GPU again.
         with self._reading, self._publishing:
-            telemetry = self._telemetry_result
+            telemetry = self._results.telemetry
             is_lost = self._health.is_lost(uuid)
             result = self._telemetry_collector.forget(telemetry, uuid, is_lost)
             if result is not None:
-                self._telemetry_result = result
+                self._results.telemetry = result
                 self._health.forget(uuid)
                 forgotten: Forgotten = "gpu"
             elif all(device.uuid != uuid for device in telemetry.devices):
@@ -495,7 +466,7 @@ class Agent:
         If the driver hangs, waits only until the deadline.
         """
         self._stopped.set()
-        self._wake.set()
+        self._telemetry_now.set()
         self._allocate_now.set()
         self._release_driver()
         self._workers.close()

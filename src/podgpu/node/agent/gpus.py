@@ -55,6 +55,11 @@ class TelemetryResult:
     at: float | None = None  # Unix time of the last successful reading
 
     @property
+    def inventory_source(self) -> SourceStatus:
+        """The status of the list of GPUs, or of the whole source while it is released."""
+        return self.sources[0]
+
+    @property
     def values(self) -> dict[str, FieldValues]:
         """Returns the values of the selected devices, by device key and field id."""
         shown = {device.key for device in self.selected}

@@ -674,7 +674,7 @@ def _find_absence(device: Device, result: TelemetryResult) -> _Absence | None:
             return _Absence(UNREADABLE, "hung")
         return _Absence(LOST)
 
-    inventory = result.sources[0]
+    inventory = result.inventory_source
     if not inventory.up:
         return _Absence(DRIVER_AWAY, inventory.error)
 

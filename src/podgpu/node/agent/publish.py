@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import secrets
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import structs
 
 from podgpu import __version__
-from podgpu.clock import FaultLog
+from podgpu.clock import Clock, FaultLog
 from podgpu.errors import few_of
 from podgpu.metrics.conditions import ORPHANED, UNALLOCATED
 from podgpu.metrics.dcgm import render_dcgm
@@ -55,6 +57,7 @@ from podgpu.node.agent.usage_collector import UsageResult
 from podgpu.node.holders.annotations import find_reserved
 from podgpu.node.holders.unmapped_log import UnmappedLog
 from podgpu.once import computed_once
+from podgpu.workers import ErrorCounts
 
 _log = logging.getLogger("podgpu")
 RenderedText = Literal[
@@ -397,6 +400,66 @@ def remove_figures(state: NodeState) -> NodeState:
 
 
 # Published data
+
+
+@dataclass(slots=True)
+class LatestResults:
+    """The last result of each loop."""
+
+    telemetry: TelemetryResult = field(default_factory=TelemetryResult)
+    allocation: Allocation = field(default_factory=Allocation)
+    usage: UsageResult = field(default_factory=UsageResult)
+    counters: tuple[SourceStatus, ...] = ()  # empty if the counters cannot change
+
+
+class Publisher:
+    """Combines the latest results of the loops, and logs what changes."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        errors: ErrorCounts,
+        read_pod_labels: Callable[[], PodLabels],
+        *,
+        node: str,
+        interval_seconds: float,
+    ) -> None:
+        self._errors = errors
+        self._read_pod_labels = read_pod_labels
+        self._changes = ChangeLog(clock.monotonic)
+        # These members of the documents never change.
+        self._constants = {
+            "node": node,
+            "interval_seconds": interval_seconds,
+            "exporter_id": secrets.token_hex(8),
+            "counted_since": clock.wall(),
+        }
+
+    def make(
+        self, results: LatestResults, health: HealthReport, policy: Policy, read_at: float
+    ) -> Published:
+        """`read_at`: monotonic time of the last telemetry reading."""
+        telemetry = results.telemetry
+        allocation = results.allocation
+        usage = results.usage
+
+        configured = {counter.field.id for counter in policy.counters}
+        unsupported = list_unsupported(telemetry, configured)
+        sources = telemetry.sources + allocation.sources + usage.sources + results.counters
+        self._changes.report(sources, unsupported, allocation.unmapped)
+
+        build = partial(
+            build_node_state,
+            telemetry,
+            allocation,
+            usage,
+            health,
+            unsupported=unsupported,
+            pod_labels=self._read_pod_labels(),
+            sources=self._errors.add_to(sources, allocation.unmapped),
+            **self._constants,
+        )
+        return Published(build, policy, read_at)
 
 
 @dataclass(eq=False)
