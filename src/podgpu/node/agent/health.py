@@ -73,7 +73,7 @@ _SAME_FAILURE_SECONDS = 60.0
 _DISAGREES_SECONDS = 120.0
 _MAX_FAILURES = 1000  # per GPU and condition
 _MAX_CULPRITS = 64  # of one XID of a device
-_MAX_DETAIL = 256
+MAX_DETAIL = 256  # characters, as the documents allow
 THROTTLE_SECONDS = 60.0  # shorter throttling is normal operation
 THROTTLE_BEGINS = 0.5  # fraction of throttled time at which the condition begins
 THROTTLE_ENDS = 0.1  # fraction at which it ends
@@ -502,7 +502,7 @@ class HealthWatch:
         if gpu.caused:
             causes = gpu.caused.values()
             texts = few_of([seen.cause for seen in causes], 2)
-            details[APPLICATION_XID] = texts[:_MAX_DETAIL]
+            details[APPLICATION_XID] = texts[:MAX_DETAIL]
             since[APPLICATION_XID] = min(seen.first for seen in causes)
 
         present, healthy = self._judge(details, since, failures)
@@ -578,7 +578,7 @@ def _find_disagreements(
     """Returns the message of Kubernetes, by name of the condition."""
     unhealthy = [opinion for opinion in opinions if opinion.health == UNHEALTHY]
     if unhealthy and not any(map(breaks_gpu, conditions)):
-        return {KUBERNETES_UNHEALTHY: unhealthy[0].message[:_MAX_DETAIL]}
+        return {KUBERNETES_UNHEALTHY: unhealthy[0].message[:MAX_DETAIL]}
     if not unhealthy and any(map(is_grave, conditions)):
         return {KUBERNETES_HEALTHY: ""}
     return {}

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ from podgpu.model import (
     EntityState,
     FieldValues,
     GpuOrInstance,
+    GpuReading,
     Holder,
     MigInstance,
     NodeState,
@@ -52,7 +54,7 @@ from podgpu.model import (
     split_key,
 )
 from podgpu.node.agent.gpus import TelemetryResult
-from podgpu.node.agent.health import DeviceHealth, GpuHealth, HealthReport
+from podgpu.node.agent.health import MAX_DETAIL, DeviceHealth, GpuHealth, HealthReport
 from podgpu.node.agent.usage_collector import UsageResult
 from podgpu.node.holders.annotations import find_reserved
 from podgpu.node.holders.unmapped_log import UnmappedLog
@@ -78,9 +80,11 @@ _NO_FIGURES = (*_IDENTITY, "hidden", "conditions", "last_holders")
 _UNUSED = GpuOrInstance()
 _NO_EVENTS = DeviceHealth()
 _UNCHECKED = GpuHealth()
+_UNREAD = GpuReading({})
 _POWER_LIMIT = 164  # DCGM_FI_DEV_ENFORCED_POWER_LIMIT
 _FAULT_SECONDS = 60.0  # minimum time between two log lines about the same fault
 _GIB = 1024**3
+_NAMED = 2  # users or processes in the text of a condition
 _SAME_FAULT = {"hung": "deadline"}  # a call that hangs is first reported as `deadline`
 
 
@@ -147,6 +151,7 @@ def _join_holders(allocation: Allocation, usage: UsageResult) -> dict[str, list[
         for assignment in assigned.get(key, ()):
             user = users.pop(assignment.holder.key, None)
             own.append(_make_holder(assignment, user))
+        # Those that use the device without an allocation.
         own += users.values()
 
         if own:
@@ -233,42 +238,39 @@ class _DeviceBuilder:
 
     def build_gpu(self, device: Device, instances: Sequence[MigInstance]) -> DeviceState:
         values = self._values.get(device.uuid, {})
+        health = self._health.gpus.get(device.uuid, _UNCHECKED)
+        members = self._build_members(device)
+
+        users = list(members["holders"])
+        orphans = list(members["orphans"])
+        for instance in instances:
+            users += instance.holders
+            orphans += instance.orphans
+        unallocated = _find_unallocated_use(users)
+        orphaned = _find_orphans(orphans)
 
         throttled_ns = {}
         for number, reason in THROTTLE_REASONS.items():
             ns = values.get(number)
             if isinstance(ns, int):
                 throttled_ns[reason] = ns
-        health = self._health.gpus.get(device.uuid, _UNCHECKED)
-        gpu = DeviceState(
+
+        reading = self._telemetry.readings.get(device.uuid, _UNREAD)
+        limit = reading.slow_values.get(_POWER_LIMIT)
+        return DeviceState(
             **{member: getattr(device, member) for member in _IDENTITY},
+            **members,
+            **gpu_figures(_read_figures(values)),  # type: ignore[arg-type]
+            # A GPU that is not selected has no values, and so no details.
+            details=reading.details if values else (),
+            power_limit_mw=round(limit * 1000) if isinstance(limit, float) else None,
             throttled_ns=throttled_ns,
             instances=tuple(instances),
-            conditions=health.conditions,
+            conditions=(*health.conditions, *unallocated, *orphaned),
             healthy=health.healthy,
             failures=health.failures,
             last_holders=health.last_holders,
-            **gpu_figures(_read_figures(values)),  # type: ignore[arg-type]
-            **self._build_members(device),
         )
-
-        users = list(gpu.holders)
-        orphans = list(gpu.orphans)
-        for instance in instances:
-            users += instance.holders
-            orphans += instance.orphans
-        conditions = (*gpu.conditions, *_find_unallocated_use(users), *_find_orphans(orphans))
-        gpu = structs.replace(gpu, conditions=conditions)
-
-        reading = self._telemetry.readings.get(device.uuid)
-        if reading is None:
-            return gpu
-        if values:
-            gpu = structs.replace(gpu, details=reading.details)
-        limit = reading.slow_values.get(_POWER_LIMIT)
-        if isinstance(limit, float):
-            gpu = structs.replace(gpu, power_limit_mw=round(limit * 1000))
-        return gpu
 
     def _build_members(self, device: Device) -> dict[str, Any]:
         """Returns the members of `GpuOrInstance`."""
@@ -337,17 +339,17 @@ def _find_unallocated_use(holders: Iterable[Holder]) -> list[Condition]:
             times.append(since)
     if not users:
         return []
-    return [Condition(UNALLOCATED, min(times), few_of(users, 2)[:256])]
+    return [Condition(UNALLOCATED, min(times), few_of(users, _NAMED)[:MAX_DETAIL])]
 
 
 def _find_orphans(orphans: Sequence[Orphan]) -> list[Condition]:
     if not orphans:
         return []
 
-    by_size = sorted(orphans, key=lambda orphan: -orphan.memory_used_bytes)
+    by_size = sorted(orphans, key=attrgetter("memory_used_bytes"), reverse=True)
     texts = [_describe_orphan(orphan) for orphan in by_size]
     since = min(orphan.since for orphan in orphans)
-    return [Condition(ORPHANED, since, few_of(texts, 2)[:256])]
+    return [Condition(ORPHANED, since, few_of(texts, _NAMED)[:MAX_DETAIL])]
 
 
 def _describe_orphan(orphan: Orphan) -> str:
@@ -361,6 +363,7 @@ def _describe_orphan(orphan: Orphan) -> str:
 
 
 def _read_figures(values: FieldValues) -> dict[str, float]:
+    """Returns the numbers by name of the field, in the units of dcgm-exporter 4.8."""
     numbers = {}
     for number, value in values.items():
         if not isinstance(value, str):
@@ -390,10 +393,14 @@ def remove_figures(state: NodeState) -> NodeState:
     for gpu in state.devices:
         members = {member: getattr(gpu, member) for member in _NO_FIGURES}
         instances = []
-        for one in gpu.instances:
-            instances.append(
-                MigInstance(id=one.id, profile=one.profile, uuids=one.uuids, hidden=one.hidden)
+        for instance in gpu.instances:
+            bare = MigInstance(
+                id=instance.id,
+                profile=instance.profile,
+                uuids=instance.uuids,
+                hidden=instance.hidden,
             )
+            instances.append(bare)
 
         devices.append(DeviceState(instances=tuple(instances), **members))
     return structs.replace(state, stale=True, devices=tuple(devices), namespaces=(), entities=())
