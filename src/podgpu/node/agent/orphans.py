@@ -31,6 +31,7 @@ class OrphanWatch:
         now: float,
     ) -> dict[str, tuple[Orphan, ...]]:
         """Returns the orphans by device key. `now`: Unix time."""
+        # Processes that are no orphans any more are dropped.
         since: dict[_Key, float] = {}
         orphans: dict[str, list[Orphan]] = {}
         for process in _list_processes(usages):
@@ -39,13 +40,14 @@ class OrphanWatch:
                 continue
 
             key = process.device, process.pid
+            # The wall clock may have been set back.
             since[key] = min(now, self._since.get(key, now))
             if now - since[key] >= ORPHAN_SECONDS:
                 orphan = self._make_orphan(process, owner, since[key])
                 orphans.setdefault(process.device, []).append(orphan)
 
         self._since = since
-        return {device: tuple(found[:_MAX_ORPHANS]) for device, found in orphans.items()}
+        return {device: tuple(listed[:_MAX_ORPHANS]) for device, listed in orphans.items()}
 
     def _make_orphan(self, process: ProcessUsage, owner: ProcessOwner, since: float) -> Orphan:
         return Orphan(

@@ -7,9 +7,10 @@ unknown, because a wrong name is worse than none.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from podgpu.metrics.conditions import xid_spec
@@ -44,10 +45,17 @@ class Verdict(NamedTuple):
     device: str  # `Device.key`
     xid: int
     at: float
-    culprit: Workload | None = None  # None if the cause is unknown
-    pid: int = 0
+    culprit: Workload | None = None  # None if the cause, or its container, is unknown
+    pid: int = 0  # 0 if the cause is unknown
     program: str = ""
     affected: tuple[Workload, ...] = ()  # other workloads that used the device
+
+
+class _Candidate(NamedTuple):
+    """A process that may have caused an XID, because it has not been seen at work since."""
+
+    pid: int
+    has_worked: bool  # before the XID
 
 
 class _DeviceReading(NamedTuple):
@@ -64,11 +72,15 @@ class XidBlame:
     """`add` may be called by any thread, the other methods by the usage loop only."""
 
     _find_owner: FindOwner  # owner of a process that may have ended
-    _lines: Callable[[], Sequence[KernelXid]]
+    _list_kernel_xids: Callable[[], Sequence[KernelXid]]
     _wall: Callable[[], float]
     _new: deque[ErrorEvent] = field(default_factory=lambda: deque(maxlen=_MAX_PENDING))
     _pending: list[ErrorEvent] = field(default_factory=list)
-    _readings: dict[str, deque[_DeviceReading]] = field(default_factory=dict)
+    # By device key, oldest reading first.
+    _readings: defaultdict[str, deque[_DeviceReading]] = field(
+        default_factory=partial(defaultdict, deque)
+    )
+    # PCI address by device key. None if the driver reports none.
     _slots: dict[str, tuple[int, int, int] | None] = field(default_factory=dict)
 
     def add(self, events: Iterable[ErrorEvent]) -> None:
@@ -104,65 +116,75 @@ class XidBlame:
             return
         key = usage.device.key
         self._slots[key] = parse_slot(usage.device.pci_bus_id)
+
         worked = _find_working(usage)
         pids = {process.pid for process in usage.own_processes}
         pids |= worked or set()
-        readings = self._readings.setdefault(key, deque())
-        own = {pid: owners.get(pid, NOT_IN_POD) for pid in pids}
-        readings.append(_DeviceReading(now, worked, usage.last_resident, own))
-        while readings and now - readings[0].at > _KEPT_SECONDS:
+        owners_here = {pid: owners.get(pid, NOT_IN_POD) for pid in pids}
+
+        readings = self._readings[key]
+        readings.append(_DeviceReading(now, worked, usage.last_resident, owners_here))
+        while now - readings[0].at > _KEPT_SECONDS:
             readings.popleft()
 
     def _decide(self, event: ErrorEvent, now: float) -> Verdict | None:
         """Returns None if the cause may be known later."""
         if now - event.at < _LINE_AFTER:
+            # The kernel's line may still follow.
             return None
         line = self._find_line(event)
         if line is not None:
             return self._blame(event, line.pid, line.program)
 
-        readings = self._readings.get(event.device)
-        last_at = readings[-1].at if readings else 0.0
-        if last_at - event.at < _DECIDE_AFTER and now - event.at < _GIVE_UP:
+        readings = self._readings[event.device]
+        has_seen_others = bool(readings) and readings[-1].at - event.at >= _DECIDE_AFTER
+        if not has_seen_others and now - event.at < _GIVE_UP:
             return None
+
         pid = self._find_sole_candidate(event)
         if pid is None:
-            return self._make_unknown(event)
+            users = self._list_users(event)
+            return Verdict(event.device, event.code, event.at, affected=tuple(users))
         return self._blame(event, pid)
 
     def _find_line(self, event: ErrorEvent) -> KernelXid | None:
         """Returns the kernel's line about an event. None if there is none, or it is ambiguous."""
-        slot = self._slots.get(event.device)
-        _, gi_id = split_key(event.device)
-        same = []
-        others = []
-        for line in self._lines():
-            if line.slot != slot or not _is_of_instance(line, gi_id):
-                continue
-            later = line.at - event.at
-            if line.xid == event.code and -_LINE_BEFORE <= later <= _LINE_AFTER:
-                same.append(line)
-            elif abs(later) <= _SAME_FAULT:
-                # An XID 31 can have a line of XID 13 only.
-                others.append(line)
-        chosen = same or others
-        if not chosen:
+        lines = self._list_lines(event)
+        if not lines:
             return None
 
-        chosen.sort(key=lambda line: abs(line.at - event.at))
-        nearest = chosen[0]
-        distance = abs(nearest.at - event.at)
-        for line in chosen:
-            is_close = abs(line.at - event.at) - distance < _SAME_FAULT
-            if is_close and not self._have_same_owner(line, nearest):
+        def measure_distance(line: KernelXid) -> float:
+            return abs(line.at - event.at)
+
+        nearest = min(lines, key=measure_distance)
+        for line in lines:
+            is_close = measure_distance(line) - measure_distance(nearest) < _SAME_FAULT
+            if is_close and not self._have_same_owner(line.pid, nearest.pid):
                 return None
         return nearest
 
-    def _have_same_owner(self, one: KernelXid, other: KernelXid) -> bool:
-        if one.pid == other.pid:
+    def _list_lines(self, event: ErrorEvent) -> list[KernelXid]:
+        """Returns the kernel's lines that may be about an event."""
+        slot = self._slots.get(event.device)
+        _, gi_id = split_key(event.device)
+        same_xid = []
+        other_xid = []
+        for line in self._list_kernel_xids():
+            if line.slot != slot or not _is_of_instance(line, gi_id):
+                continue
+            delay = line.at - event.at
+            if line.xid == event.code and -_LINE_BEFORE <= delay <= _LINE_AFTER:
+                same_xid.append(line)
+            elif abs(delay) <= _SAME_FAULT:
+                other_xid.append(line)
+        # An XID 31 can have a line of XID 13 only.
+        return same_xid or other_xid
+
+    def _have_same_owner(self, pid: int, other_pid: int) -> bool:
+        if pid == other_pid:
             return True
-        owner = self._find_owner(one.pid)
-        other_owner = self._find_owner(other.pid)
+        owner = self._find_owner(pid)
+        other_owner = self._find_owner(other_pid)
         if owner is None or other_owner is None or owner.workload is None:
             return False
         return owner.workload == other_owner.workload
@@ -173,51 +195,50 @@ class XidBlame:
         A process whose context failed cannot work afterwards. So the candidates are processes that
         worked before and have not been seen at work since.
         """
-        readings = self._readings.get(event.device, ())
+        readings = self._readings[event.device]
         candidates = _list_stopped(readings, event.at)
         if candidates is None:
             candidates = _list_not_at_work(readings, event.at)
-        if not candidates:
-            return None
 
         workloads = set()
-        for pid in candidates:
-            owner = self._find_owner(pid)
-            workloads.add(None if owner is None else owner.workload)
-        if len(workloads) != 1 or None in workloads:
+        for candidate in candidates:
+            owner = self._find_owner(candidate.pid)
+            if owner is None or owner.workload is None:
+                return None
+            workloads.add(owner.workload)
+        if len(workloads) > 1:
             return None
-        return next((pid for pid, worked in candidates.items() if worked), None)
+
+        for candidate in candidates:
+            if candidate.has_worked:
+                return candidate.pid
+        # Something that worked too briefly to be seen was the cause.
+        return None
 
     def _blame(self, event: ErrorEvent, pid: int, program: str = "") -> Verdict:
+        """`program`: as the kernel log names it."""
+        culprit = None
+        affected = self._list_users(event)
         owner = self._find_owner(pid)
-        users = self._list_users(event)
-        verdict = Verdict(
-            event.device, event.code, event.at, pid=pid, program=program, affected=users
-        )
-        if owner is None or owner.problem:
-            # The process is known, but not its container.
-            return verdict
+        # If the owner is unknown or has a problem, only the process is known, not its container.
+        if owner is not None and not owner.problem:
+            # A process that belongs to no pod and to no user has an empty workload.
+            culprit = owner.workload or owner.container or Workload()
+            program = program or owner.command
+            affected = [user for user in affected if user != culprit]
 
-        # A process that belongs to no pod and to no user has an empty workload.
-        culprit = owner.workload or owner.container or Workload()
-        affected = [user for user in users if user != culprit]
-        return verdict._replace(
-            culprit=culprit, program=program or owner.command, affected=tuple(affected)
-        )
+        return Verdict(event.device, event.code, event.at, culprit, pid, program, tuple(affected))
 
-    def _make_unknown(self, event: ErrorEvent) -> Verdict:
-        return Verdict(event.device, event.code, event.at, affected=self._list_users(event))
-
-    def _list_users(self, event: ErrorEvent) -> tuple[Workload, ...]:
+    def _list_users(self, event: ErrorEvent) -> list[Workload]:
         """Returns the workloads that had processes on the device at the time of the event."""
-        users: dict[Workload, None] = {}
-        for reading in self._readings.get(event.device, ()):
+        users: dict[Workload, None] = {}  # keys only, in order
+        for reading in self._readings[event.device]:
             if abs(reading.at - event.at) <= _WORKED_BEFORE:
                 for pid in sorted(reading.owners):
                     workload = reading.owners[pid].workload
                     if workload is not None:
                         users[workload] = None
-        return tuple(users)[:_MAX_AFFECTED]
+        return list(users)[:_MAX_AFFECTED]
 
 
 def _find_working(usage: DeviceUsage) -> frozenset[int] | None:
@@ -231,59 +252,61 @@ def _find_working(usage: DeviceUsage) -> frozenset[int] | None:
     return frozenset(worked)
 
 
-def _list_stopped(readings: Iterable[_DeviceReading], at: float) -> dict[int, bool] | None:
+def _list_stopped(readings: Iterable[_DeviceReading], at: float) -> list[_Candidate] | None:
     """Returns the processes that were last at work just before this time, by the log of switches.
 
     The one that worked last is first. None if the log was not read all the time.
     """
-    recent: list[_DeviceReading] = []
-    covers_begin = False
-    for reading in readings:
-        if reading.at < at - _EXACT_BEFORE:
-            # The following reading begins where this one ended.
-            recent = []
-            covers_begin = True
-        recent.append(reading)
+    begin = at - _EXACT_BEFORE
+    earlier = [reading for reading in readings if reading.at < begin]
+    if not earlier:
+        return None
+    # The log covers the begin if it was already read at the end of the last earlier reading.
+    covering = [earlier[-1]]
+    covering += [reading for reading in readings if reading.at >= begin]
 
     last_worked: dict[int, float] = {}
-    for reading in recent:
+    for reading in covering:
         if reading.last_worked is None:
             return None
         last_worked.update(reading.last_worked)
-    if not covers_begin or HIDDEN_PID in last_worked:
+    if HIDDEN_PID in last_worked:
         return None
 
     last_worked.pop(KERNEL_PID, None)
     stopped = []
     for pid, worked_at in last_worked.items():
-        if at - _EXACT_BEFORE <= worked_at <= at + _EXACT_AFTER:
+        if begin <= worked_at <= at + _EXACT_AFTER:
             stopped.append((worked_at, pid))
-    return {pid: True for _, pid in sorted(stopped, reverse=True)}
+    stopped.sort(reverse=True)
+    return [_Candidate(pid, has_worked=True) for _, pid in stopped]
 
 
-def _list_not_at_work(readings: Iterable[_DeviceReading], at: float) -> dict[int, bool]:
+def _list_not_at_work(readings: Iterable[_DeviceReading], at: float) -> list[_Candidate]:
     """Returns the processes before this time that were not seen at work since, by readings.
 
-    The value is True if the process worked before. Empty if a reading has no times of processes.
+    A process can occur twice. Empty if a reading has no times of processes.
     """
-    before = [one for one in readings if -_WORKED_BEFORE <= one.at - at <= 0.0]
+    before = [reading for reading in readings if at - _WORKED_BEFORE <= reading.at <= at]
     # Their time windows begin after the XID.
-    after = [one for one in readings if one.at - at > _WINDOW_SECONDS]
+    after = [reading for reading in readings if reading.at - at > _WINDOW_SECONDS]
     worked_before = _unite_working(before)
     worked_after = _unite_working(after)
     if worked_before is None or worked_after is None:
-        return {}
+        return []
 
-    candidates = {}
+    candidates = []
     for reading in before:
         for pid in sorted(reading.owners.keys() - worked_after):
-            # A process that never worked did not cause it; then the cause was too short-lived.
-            candidates[pid] = pid in worked_before
+            candidates.append(_Candidate(pid, has_worked=pid in worked_before))
     return candidates
 
 
 def _unite_working(readings: Sequence[_DeviceReading]) -> set[int] | None:
-    """Returns the processes that worked in any of the readings. None if not all are known."""
+    """Returns the processes that worked in any of the readings.
+
+    None if there are no readings, or if some processes at work are not known.
+    """
     working: set[int] = set()
     for reading in readings:
         if reading.worked is None:
