@@ -11,7 +11,8 @@ from typing import Any
 from msgspec import structs
 
 from podgpu.clock import Clock
-from podgpu.errors import SourceError
+from podgpu.errors import SourceError, StartError
+from podgpu.known import select_known
 from podgpu.model import (
     HIDDEN_PID,
     NS,
@@ -26,7 +27,7 @@ from podgpu.model import (
     SourceStatus,
     Workload,
     WorkloadKey,
-    group_by_key,
+    group_by,
     split_key,
 )
 from podgpu.node.agent.gpus import TelemetryResult
@@ -67,7 +68,8 @@ class _Reading:
     """The answers and errors of all GPUs, by UUID."""
 
     answers: dict[str, DeviceUsage] = field(default_factory=dict)
-    errors: dict[str, Exception] = field(default_factory=dict)
+    # A StartError has no reason. The telemetry loop ends the process because of it.
+    errors: dict[str, SourceError | StartError] = field(default_factory=dict)
     usages: list[DeviceUsage] = field(default_factory=list)  # of GPUs and their MIG instances
 
     def list_pids(self) -> set[int]:
@@ -174,7 +176,7 @@ class UsageCollector:
             self._errors.add(SOURCE, reason)
 
     def _make_status(
-        self, seconds: float, owners: OwnersByPid, failed: Mapping[str, Exception]
+        self, seconds: float, owners: OwnersByPid, failed: Mapping[str, SourceError | StartError]
     ) -> SourceStatus:
         """Returns a failure if processes are not visible or a GPU cannot be read."""
         try:
@@ -195,8 +197,8 @@ class UsageCollector:
 
 
 def _select_unreported(
-    errors: Mapping[str, Exception], sources: Iterable[SourceStatus]
-) -> dict[str, Exception]:
+    errors: Mapping[str, SourceError | StartError], sources: Iterable[SourceStatus]
+) -> dict[str, SourceError | StartError]:
     """Returns the errors of GPUs whose own source does not report a failure."""
     unreported = dict(errors)
     for source in sources:
@@ -219,22 +221,23 @@ def add_owners(
     answers = {usage.device.key: usage for usage in usages}
     known = {device.key: device for device in devices}
     known |= {key: usage.device for key, usage in answers.items()}
-    held = group_by_key((one.device, one) for one in assignments if one.holder.key)
+    held = group_by(
+        [assignment for assignment in assignments if assignment.holder.key],
+        lambda assignment: assignment.device,
+    )
 
     owned: dict[str, list[OwnedUsage]] = {}
     for key in sorted(known.keys() | held.keys()):
         uuid, gi_id = split_key(key)
         gpu = known.get(uuid) or Device(None, uuid)
         own = owned.setdefault(uuid, [])
-        usage = answers.get(key)
-        if gpu.mig_enabled and gi_id is None:
-            # Its instances have the usage.
-            usage = None
-            needs_holder = True
-        else:
-            # a MIG instance that no longer exists
-            needs_holder = usage is None and uuid in answers
-        if needs_holder and key not in held:
+
+        # The instances of a GPU in MIG mode have its usage.
+        has_instances = gpu.mig_enabled and gi_id is None
+        usage = None if has_instances else answers.get(key)
+        # An instance without usage no longer exists if its GPU answered.
+        is_gone = usage is None and uuid in answers
+        if key not in held and (has_instances or is_gone):
             continue
 
         if usage is None:
@@ -290,21 +293,26 @@ def _attribute_hidden(
     hidden = {pid for pid, owner in owner_of.items() if owner.may_be_hidden}
     hidden.difference_update(usage.resident_ns or ())
     owners = _list_owners(processes, hidden)
-    if len(owners) <= 1:
-        # Without an owner, any container may have been busy, so its part is not known either.
-        owner: Owner = next(iter(owners)) if owners else "unknown"
-        hidden_process = OwnedProcess(HIDDEN_PID, owner, hidden_ns, only_busy=True)
-        return [*processes, hidden_process], frozenset()
+    if not owners:
+        # Any container may have been busy, so the part of each is unknown.
+        return [*processes, _make_hidden("unknown", hidden_ns)], frozenset()
+    if len(owners) == 1:
+        [owner] = owners
+        return [*processes, _make_hidden(owner, hidden_ns)], frozenset()
 
     weights = {pid: usage.sampled_busy_ns.get(pid, 0) for pid in sorted(hidden)}
     if not any(weights.values()):
         # The parts of these owners are unknown. Those of all other containers are known.
-        unattributed = OwnedProcess(HIDDEN_PID, "host", hidden_ns, only_busy=True)
-        return [*_change(processes, hidden, busy_ns=None), unattributed], owners
+        processes = _change(processes, hidden, busy_ns=None)
+        return [*processes, _make_hidden("host", hidden_ns)], owners
 
     for pid, part in divide_exactly(hidden_ns, weights).items():
         processes = _change(processes, (pid,), busy_ns=part)
     return processes, owners
+
+
+def _make_hidden(owner: Owner, busy_ns: int) -> OwnedProcess:
+    return OwnedProcess(HIDDEN_PID, owner, busy_ns, only_busy=True)
 
 
 def _list_owners(processes: Iterable[OwnedProcess], pids: Collection[int]) -> frozenset[Owner]:
@@ -350,19 +358,18 @@ def _merge_workloads(
 def _find_owner(
     owner: ProcessOwner, workloads: Mapping[WorkloadKey, Workload], held: Collection[WorkloadKey]
 ) -> Owner:
-    """Returns "host" for processes of a pod that was recreated.
-
-    The new pod has the same name, but another UID.
-    """
+    """`held`: the keys of the holders of the device."""
     outside: Owner = "unknown" if owner.problem else "host"
     user = owner.workload
     if user is None or not user.key:
         return outside
+    # If a scheduler lists jobs on the device, processes of users beside them are no workloads.
     if user.user and held and user.key not in held:
         return outside
 
     workload = workloads[user.key]
     if user.uid and workload.uid not in ("", user.uid):
+        # The pod was recreated with the same name, and this process is of the old one.
         return "host"
     return workload
 
@@ -460,6 +467,7 @@ def _list_processes(usage: DeviceUsage, owners: OwnersByPid) -> list[RunningProc
 
 
 def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
+    """Returns True if several workloads use the device. Other processes count one by one."""
     users = set()
     for process in usage.own_processes:
         users.add(owners[process.pid].workload or process.pid)
@@ -468,14 +476,12 @@ def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
 
 def _switches_status(answers: Iterable[DeviceUsage]) -> list[SourceStatus]:
     """Returns the status of the context-switch logs. Empty if no GPU uses a log."""
-    statuses = []
-    for answer in answers:
-        switches = answer.problems.switches
-        if switches is None:
-            continue
+    logs = [answer.problems.switches for answer in answers]
+    logs_in_use = select_known(logs)
+    if not logs_in_use:
+        return []
 
-        if switches.fallback:
-            message = switches.fallback
-            return [SourceStatus(SWITCHES, False, 0.0, switches.fallback_reason, message)]
-        statuses = [SourceStatus(SWITCHES, True, 0.0)]
-    return statuses
+    for log in logs_in_use:
+        if log.fallback:
+            return [SourceStatus(SWITCHES, False, 0.0, log.fallback_reason, log.fallback)]
+    return [SourceStatus(SWITCHES, True, 0.0)]
