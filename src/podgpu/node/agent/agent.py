@@ -216,7 +216,7 @@ class Agent:
             self._read_at = self.clock.monotonic()
         self._publish()
 
-    def _collect_telemetry(self, due: Sequence[FieldGroup] | None) -> None:
+    def _collect_telemetry(self, due: tuple[FieldGroup, ...] | None) -> None:
         before = self._results.telemetry
         allocation = self._results.allocation
         some_lost = before.gpus_lost > 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from msgspec import structs
@@ -77,6 +78,14 @@ class _Job(NamedTuple):
     uuid: str  # empty for OTHERS
     read: _Read
 
+    @property
+    def key(self) -> str:
+        return self.uuid or OTHERS
+
+    @property
+    def worker(self) -> str:
+        return f"{self.name}-{self.uuid}"
+
 
 @dataclass(eq=False)
 class TelemetryCollector:
@@ -99,7 +108,7 @@ class TelemetryCollector:
     _dropped: Counter[int] = field(default_factory=Counter)
     _taken_at: float | None = None
     _readings: dict[str, dict[FieldGroup, GpuReading]] = field(default_factory=dict)
-    """The last readings, by UUID."""
+    """The last readings, by UUID or OTHERS. Omits GPUs that did not answer."""
 
     def __post_init__(self) -> None:
         # isinstance is called only once, because it is slow for protocols
@@ -116,17 +125,14 @@ class TelemetryCollector:
         self._readings = {}
 
     def collect(
-        self, due: Sequence[FieldGroup] | None = None, lost: Iterable[str] = ()
+        self, due: tuple[FieldGroup, ...] | None = None, lost: Iterable[str] = ()
     ) -> TelemetryResult:
-        """Reads the field groups in `due`, or all groups.
+        """Reads the field groups in `due`. None stands for all groups.
 
         `lost`: UUIDs of GPUs that an allocation source lists, but not the driver. Raises StartError
         if the process cannot continue.
         """
-        groups = self._groups
-        if due is not None:
-            groups = tuple(group for group in groups if group in due) or groups
-
+        groups = self._groups if due is None else due
         inventory = self._read_inventory()
         self._add_lost(lost)
         if not inventory.up:
@@ -136,16 +142,18 @@ class TelemetryCollector:
         sources = [inventory, *self._report_unreachable()]
         readings: dict[str, GpuReading] = {}
         jobs = self._list_jobs()
-        for job, result in zip(jobs, self._read(jobs, groups), strict=True):
-            reading = self._merge_with_earlier(job.uuid, result.value)
+        results = self._read(jobs, groups)
+        for job in jobs:
+            result = results[job.worker]
+            reading = self._merge_with_earlier(job.key, result.value)
             # no status for OTHERS without entities
             if job.uuid or reading is None or reading.entities:
                 sources.append(self._errors.make_status(job.name, result, job.uuid))
             if reading is not None:
-                readings[job.uuid or OTHERS] = reading
+                readings[job.key] = reading
                 self._count_problems(job.name, reading)
 
-        self._update_known(readings, {job.uuid for job in jobs} - readings.keys())
+        self._update_known(readings, {job.key for job in jobs} - readings.keys())
         return self._make_result(groups, sources, readings)
 
     def _update_known(
@@ -154,6 +162,7 @@ class TelemetryCollector:
         if any(reading.values for reading in readings.values()):
             self._taken_at = self._clock.wall()
 
+        # MIG instances may have changed.
         for uuid in self._known.keys() & readings:
             self._known[uuid] = tuple(readings[uuid].values)
 
@@ -163,23 +172,26 @@ class TelemetryCollector:
     def _read_inventory(self) -> SourceStatus:
         name = self._telemetry.name
         results = self._workers.run({name: self._telemetry.inventory}, self._deadline)
-        listing = results[name]
-        if listing.value is not None:
-            self._update_inventory(listing.value)
-        return self._errors.make_status(name, listing)
+        inventory = results[name].value
+        if inventory is not None:
+            self._update_inventory(inventory)
+        return self._errors.make_status(name, results[name])
 
-    def _read(self, jobs: Iterable[_Job], groups: Sequence[FieldGroup]) -> Iterable[_Result]:
-        """Reads the groups, and those that were not read since the last failure."""
+    def _read(self, jobs: Iterable[_Job], groups: Sequence[FieldGroup]) -> Mapping[str, _Result]:
+        """Reads the groups, and those that were not read since the last failure.
+
+        Returns the results by worker.
+        """
         calls = {}
         for job in jobs:
-            known = self._readings.get(job.uuid, {})
+            earlier = self._readings.get(job.key, {})
             unread = []
             for group in self._groups:
-                if group in groups or group not in known:
+                if group in groups or group not in earlier:
                     unread.append(group)
-            calls[f"{job.name}-{job.uuid}"] = partial(_read_groups, job.read, unread)
+            calls[job.worker] = partial(_read_groups, job.read, unread)
 
-        return self._workers.run(calls, self._deadline).values()
+        return self._workers.run(calls, self._deadline)
 
     def _count_problems(self, name: str, reading: GpuReading) -> None:
         self._dropped.update(reading.dropped)
@@ -203,25 +215,26 @@ class TelemetryCollector:
         return jobs
 
     def _merge_with_earlier(
-        self, uuid: str, new: Mapping[FieldGroup, GpuReading] | None
+        self, key: str, new: Mapping[FieldGroup, GpuReading] | None
     ) -> GpuReading | None:
+        """`new`: None if the reading failed. All fields are then read next time."""
         if new is None:
-            self._readings.pop(uuid, None)
+            self._readings.pop(key, None)
             return None
 
-        readings = self._readings.setdefault(uuid, {})
+        readings = self._readings.setdefault(key, {})
         readings.update(new)
         return merge_readings(list(new.values()), readings.values())
 
     def _update_inventory(self, inventory: Inventory) -> None:
         listed = {gpu.uuid: gpu for gpu in inventory.gpus}
         for gpu in self._inventory.gpus:
-            uuid = gpu.uuid
-            is_listed = uuid in listed
-            if not is_listed or listed[uuid].index != gpu.index:
-                self._readings.pop(uuid, None)
-            if not is_listed and uuid not in self._forgotten:
-                self._absent[uuid] = self._known[uuid]
+            same = listed.get(gpu.uuid)
+            # After the driver has enumerated the GPUs again, all fields are read.
+            if same is None or same.index != gpu.index:
+                self._readings.pop(gpu.uuid, None)
+            if same is None and gpu.uuid not in self._forgotten:
+                self._absent[gpu.uuid] = self._known[gpu.uuid]
 
         # `_find_devices` needs the absent GPUs, so they are removed after it.
         self._known = {uuid: self._find_devices(gpu) for uuid, gpu in listed.items()}
@@ -289,11 +302,12 @@ class TelemetryCollector:
         lost = max(0, expected - visible)
 
         listed = {gpu.uuid for gpu in self._inventory.gpus}
-        not_answering = len(listed - self._forgotten) - visible
+        silent = len(listed - self._forgotten) - visible
         unidentified = len(self._inventory.unreachable) - len(self._forgotten - listed)
         # An unidentified GPU may be one of the absent GPUs.
-        not_answering += max(len(self._absent), unidentified)
-        return max(lost - len(self._forgotten), min(lost, not_answering))
+        unlisted = max(len(self._absent), unidentified)
+        not_answering = min(lost, silent + unlisted)
+        return max(lost - len(self._forgotten), not_answering)
 
     # Result
 
@@ -375,18 +389,19 @@ def merge_readings(newest: Sequence[GpuReading], every: Iterable[GpuReading]) ->
     values: dict[Device, dict[int, Value]] = {device: {} for device in last.values}
     unsupported: dict[tuple[str, int], None] = {}  # keys only, in order
     for reading in readings:
-        for device, some in reading.values.items():
+        for device, own_values in reading.values.items():
+            # An earlier reading can have an instance that no longer exists.
             if device.key in devices:
-                values[devices[device.key]].update(some)
+                values[devices[device.key]].update(own_values)
         for entry in reading.unsupported:
             device_key, _ = entry
             if device_key in devices:
                 unsupported[entry] = None
 
-    # Those of the newest readings replace earlier ones.
+    # By field. Those of the newest readings replace earlier ones.
     details: dict[str, list[Detail]] = {}
-    for reading in (*readings, *newest):
-        details |= group_by(reading.details, lambda detail: detail[0])
+    for reading in [*readings, *newest]:
+        details |= group_by(reading.details, itemgetter(0))
 
     dropped: list[int] = []
     errors: list[str] = []
