@@ -234,7 +234,7 @@ def test_culprits_are_counted_and_the_newest_is_last(gpu: Gpu) -> None:
 
 
 def test_forgotten_xids_and_failures(gpu: Gpu) -> None:
-    gpu.watch.restore_failures([PastFailure(UUID, "lost", gpu.clock.wall(), is_present=True)])
+    gpu.watch.failures.restore([PastFailure(UUID, "lost", gpu.clock.wall(), is_present=True)])
     gpu.read()
     assert gpu.watch.forget_xids(UUID), "a failure"
     assert not gpu.watch.forget_xids(UUID)
@@ -252,7 +252,7 @@ def test_forgotten_xids_and_failures(gpu: Gpu) -> None:
 
 
 def test_a_forgotten_gpu_that_is_still_lost_has_failed_again(gpu: Gpu) -> None:
-    gpu.watch.restore_failures([PastFailure(UUID, "lost", gpu.clock.wall(), is_present=True)])
+    gpu.watch.failures.restore([PastFailure(UUID, "lost", gpu.clock.wall(), is_present=True)])
     gpu.read(error="gpu_lost")
     gpu.watch.forget(UUID)
     gpu.read(error="gpu_lost")
@@ -295,7 +295,7 @@ def test_a_failure_that_goes_on_after_a_restart_is_not_counted_again(
     gpu: Gpu, is_present: bool, count: int
 ) -> None:
     at = gpu.clock.wall() - 3600.0
-    gpu.watch.restore_failures([PastFailure(UUID, "lost", at, is_present)])
+    gpu.watch.failures.restore([PastFailure(UUID, "lost", at, is_present)])
     gpu.read(error="gpu_lost")
     assert gpu.last.gpus[UUID].failures[0].count == count
     gpu.read()

@@ -446,7 +446,7 @@ class Agent:
 
     def restore_failures(self, failures: Iterable[PastFailure]) -> None:
         """Adds failures of GPUs before the start. Call it before `start`."""
-        self._health.restore_failures(failures)
+        self._health.failures.restore(failures)
 
     def reload(self) -> None:
         """Starts a reading of the allocation and the counters at once. SIGHUP calls this method."""

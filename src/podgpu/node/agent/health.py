@@ -10,6 +10,7 @@ import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import median_low
 from typing import Generic, NamedTuple, TypeVar
 
@@ -64,8 +65,8 @@ from podgpu.node.agent.xid_blame import Verdict
 
 _Event = TypeVar("_Event", bound=Hashable)
 XID_SECONDS = 86_400.0  # how long a GPU is reported as broken after its last XID that needs action
+_CAUSED_SECONDS = 600.0  # how long an XID that an application caused is reported
 _LEAST_GPUS = 3  # of a model, to know its usual number of links
-_CAUSED_SECONDS = 600.0  # the same for an XID that an application caused
 RECURRING_SECONDS = 86_400.0  # failures are forgotten after a quiet time of this length
 _SAME_FAILURE_SECONDS = 60.0
 # The device plugin needs some time to notice a problem, and the kubelet to write it. The kubelet's
@@ -112,6 +113,7 @@ class Throttling:
 
         last = _CounterSample(now, _read_counters(values, THROTTLE_REASONS))
         samples.append(last)
+        # The first sample is the newest one that is old enough, or the only one.
         while len(samples) > 2 and now - samples[1].at >= THROTTLE_SECONDS:
             samples.popleft()
 
@@ -125,6 +127,7 @@ class Throttling:
         for condition, counters in _THROTTLE_COUNTERS.items():
             throttled_ns = _measure_throttled(first, last, counters)
             if throttled_ns is not None:
+                # Two limits, so that the condition does not begin and end all the time.
                 limit = THROTTLE_ENDS if before.get(condition) else THROTTLE_BEGINS
                 self._is_present[condition] = throttled_ns / NS / seconds >= limit
         return self._is_present
@@ -217,6 +220,74 @@ class _CheckedGpu:
                 del self.caused[key]
 
 
+class FailureLog:
+    """Counts how often each GPU began to have each condition of `failure_conditions`.
+
+    All times are Unix times.
+    """
+
+    def __init__(self) -> None:
+        # When a GPU began to have a condition, by UUID and condition.
+        self._times: dict[tuple[str, str], deque[float]] = {}
+        # UUIDs and conditions that were present when the exporter stopped, and have not ended since
+        self._continued: set[tuple[str, str]] = set()
+
+    def restore(self, failures: Iterable[PastFailure]) -> None:
+        """Adds the failures before the exporter's start."""
+        for failure in sorted(failures, key=attrgetter("at")):
+            if failure.is_present:
+                self._continued.add((failure.uuid, failure.condition))
+            self.add(failure.uuid, failure.condition, failure.at)
+
+    def update(
+        self, uuid: str, details: Mapping[str, str | None], before: Collection[str], now: float
+    ) -> None:
+        """Adds the conditions that have just begun.
+
+        `details`: as `_check_gpu` returns them. `before`: the conditions that the GPU already had.
+        """
+        for condition, detail in details.items():
+            key = uuid, condition
+            if detail is None:
+                self._continued.discard(key)
+            elif condition not in before and key not in self._continued:
+                self.add(uuid, condition, now)
+
+    def add(self, uuid: str, condition: str, at: float) -> None:
+        if condition not in failure_conditions():
+            return
+
+        times = self._times.setdefault((uuid, condition), deque(maxlen=_MAX_FAILURES))
+        # Many XIDs in a row are one failure.
+        if not times or at - times[-1] >= _SAME_FAILURE_SECONDS:
+            times.append(at)
+
+    def count(self, uuid: str, now: float) -> list[FailureCount]:
+        """Returns the failures of a GPU. Removes those that ended a quiet day ago."""
+        counts = []
+        for condition in failure_conditions():
+            times = self._times.get((uuid, condition))
+            if times is None:
+                continue
+
+            last = times[-1]
+            if now - last >= RECURRING_SECONDS:
+                del self._times[uuid, condition]
+                continue
+
+            recent = [at for at in times if last - at < RECURRING_SECONDS]
+            counts.append(FailureCount(condition, len(recent), recent[0], last))
+        return counts
+
+    def forget(self, uuid: str) -> bool:
+        """Returns False if the GPU had no failures."""
+        self._continued = {key for key in self._continued if key[0] != uuid}
+        keys = [key for key in self._times if key[0] == uuid]
+        for key in keys:
+            del self._times[key]
+        return bool(keys)
+
+
 class HealthWatch:
     """Tracks the conditions of all GPUs. Not thread-safe."""
 
@@ -230,10 +301,7 @@ class HealthWatch:
         self._xid_seen: dict[tuple[str, int], float] = {}
         self._last_xids: dict[str, int] = {}
 
-        # Unix times at which a GPU began to have a condition, by UUID and condition
-        self._failures: dict[tuple[str, str], deque[float]] = {}
-        # UUIDs and conditions that were present when the exporter stopped, and have not ended since
-        self._continued: set[tuple[str, str]] = set()
+        self.failures = FailureLog()
 
         # by device key and XID, then by workload
         self._culprits: dict[tuple[str, int], dict[WorkloadKey, XidCulprit]] = {}
@@ -265,52 +333,7 @@ class HealthWatch:
                 links = usual_links.get(device.model, 0)
                 before = set(gpu.since)
                 gpu.details = _check_gpu(gpu, device, result, values, links, now)
-                self._count_failures(device.uuid, gpu.details, before, now)
-
-    def _count_failures(
-        self, uuid: str, details: Mapping[str, str | None], before: Collection[str], now: float
-    ) -> None:
-        """`before`: the conditions that the GPU already had."""
-        for condition, detail in details.items():
-            key = uuid, condition
-            if detail is None:
-                self._continued.discard(key)
-            elif condition not in before and key not in self._continued:
-                self._add_failure(key, self._to_unix(now))
-
-    def restore_failures(self, failures: Iterable[PastFailure]) -> None:
-        """Adds the failures before the exporter's start."""
-        for failure in sorted(failures, key=lambda failure: failure.at):
-            key = failure.uuid, failure.condition
-            if failure.is_present:
-                self._continued.add(key)
-            self._add_failure(key, failure.at)
-
-    def _add_failure(self, key: tuple[str, str], at: float) -> None:
-        if key[1] not in failure_conditions():
-            return
-
-        times = self._failures.setdefault(key, deque(maxlen=_MAX_FAILURES))
-        # Many XIDs in a row are one failure.
-        if not times or at - times[-1] >= _SAME_FAILURE_SECONDS:
-            times.append(at)
-
-    def _list_failures(self, uuid: str, now: float) -> list[FailureCount]:
-        """Returns the failures of a GPU. Removes those that ended a quiet day ago."""
-        counts = []
-        for condition in failure_conditions():
-            times = self._failures.get((uuid, condition))
-            if times is None:
-                continue
-
-            last = times[-1]
-            if self._to_unix(now) - last >= RECURRING_SECONDS:
-                del self._failures[uuid, condition]
-                continue
-
-            recent = [at for at in times if last - at < RECURRING_SECONDS]
-            counts.append(FailureCount(condition, len(recent), recent[0], last))
-        return counts
+                self.failures.update(device.uuid, gpu.details, before, self._to_unix(now))
 
     def _count_clock_events(self, values_of: Mapping[str, FieldValues], now: float) -> None:
         for key, values in values_of.items():
@@ -341,11 +364,12 @@ class HealthWatch:
 
     def _add_xid(self, event: ErrorEvent, now: float) -> None:
         uuid, _ = split_key(event.device)
-        self._add_failure((uuid, XID), event.at)
+        self.failures.add(uuid, XID, event.at)
         gpu = self._gpus.get(uuid)
         if gpu is None:
             return
 
+        # Converts the Unix time to a monotonic time.
         first = event.at - self._to_unix(0.0)
         seen = gpu.xids.get(event.code)
         if seen is not None:
@@ -401,21 +425,14 @@ class HealthWatch:
         had_xids = bool(gpu.xids or gpu.caused)
         gpu.xids.clear()
         gpu.caused.clear()
-        return self._forget_failures(uuid) or had_xids
-
-    def _forget_failures(self, uuid: str) -> bool:
-        self._continued = {key for key in self._continued if key[0] != uuid}
-        keys = [key for key in self._failures if key[0] == uuid]
-        for key in keys:
-            del self._failures[key]
-        return bool(keys)
+        return self.failures.forget(uuid) or had_xids
 
     def is_lost(self, uuid: str) -> bool:
         return uuid in self._gpus and LOST in self._gpus[uuid].since
 
     def forget(self, uuid: str) -> None:
         self._gpus.pop(uuid, None)
-        self._forget_failures(uuid)
+        self.failures.forget(uuid)
 
     def report(
         self,
@@ -442,12 +459,13 @@ class HealthWatch:
             if gpu.details is None:
                 continue
 
-            failures = self._list_failures(uuid, now)
+            failures = self.failures.count(uuid, self._to_unix(now))
             # Without any answer of the GPU, there is nothing to compare with Kubernetes.
             is_known = uuid in telemetry.readings or any(map(is_grave, gpu.since))
-            own = opinions.get(uuid, ()) if is_known else ()
-            is_held = uuid in holders
-            gpus[uuid] = self._report_gpu(gpu, gpu.details, failures, own, is_held, now)
+            own_opinions = opinions.get(uuid, ()) if is_known else ()
+            gpus[uuid] = self._report_gpu(
+                gpu, gpu.details, failures, own_opinions, is_held=uuid in holders, now=now
+            )
         return HealthReport(devices, gpus)
 
     def _update_holders(
@@ -506,7 +524,7 @@ class HealthWatch:
             since[APPLICATION_XID] = min(seen.first for seen in causes)
 
         present, healthy = self._judge(details, since, failures)
-        for name, detail in _compare(gpu, present, opinions, now).items():
+        for name, detail in _compare_with_kubernetes(gpu, present, opinions, now).items():
             if detail is None:
                 healthy.append(name)
             else:
@@ -530,13 +548,14 @@ class HealthWatch:
 
         `details`: of each condition that was checked. None if the GPU does not have it.
         """
-        recurring = [one for one in failures if one.count >= failure_conditions()[one.condition]]
+        least = failure_conditions()
+        recurring = [failure for failure in failures if failure.count >= least[failure.condition]]
 
         present = []
         healthy = []
         for name in conditions():
             if name == RECURRING and recurring:
-                present.append(Condition(name, min(one.first for one in recurring)))
+                present.append(Condition(name, min(failure.first for failure in recurring)))
             elif name == RECURRING:
                 healthy.append(name)
             elif name in details:
@@ -548,12 +567,13 @@ class HealthWatch:
         return present, healthy
 
 
-def _compare(
+def _compare_with_kubernetes(
     gpu: _CheckedGpu, present: Sequence[Condition], opinions: Sequence[KubernetesHealth], now: float
 ) -> dict[str, str | None]:
     """Compares the conditions of a GPU with what Kubernetes thinks about it and its instances.
 
-    Returns the detail of the conditions about it, or None if they are absent. Empty if unknown.
+    Returns the detail of each condition about a disagreement, or None if the condition is absent.
+    Omits unknown conditions. Stores since when they disagree in `gpu`.
     """
     names = {condition.name for condition in present}
     disagreements = {}
@@ -688,6 +708,7 @@ def _find_absence(device: Device, result: TelemetryResult) -> _Absence | None:
         return _Absence(LOST)
     if own.error not in _DRIVER_REASONS:
         return _Absence(UNREADABLE, own.error)
+    # If the driver answers for another GPU, it has lost only this one.
     if any(source.up for source in of_gpus.values()):
         return _Absence(LOST)
     return _Absence(DRIVER_AWAY, own.error)
@@ -747,7 +768,10 @@ class EventLog(Generic[_Event]):
         self._recent: Counter[_Event] = Counter()  # sum of the buckets
 
     def add(self, events: Sequence[_Event], now: float) -> None:
-        """Adds events to the time window. Does not change `totals`."""
+        """Adds events to the time window. The caller adds to `totals`.
+
+        A clock event is in the window as long as it lasts, but it counts once.
+        """
         newest = self._buckets[-1] if self._buckets else None
         if newest is None or now - newest.began >= 1.0:
             newest = _Bucket(now, Counter())
