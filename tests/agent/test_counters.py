@@ -171,7 +171,7 @@ def test_bad_counters_keep_the_last_good_ones(
 ) -> None:
     path = tmp_path / "counters.csv"
     path.write_text(CSV, encoding="utf-8")
-    bench = Bench(QUICK, feed=counters_in_file(str(path)))
+    bench = Bench(QUICK, feed=counters_in_file(str(path), "4.8"))
     bench.run(2)
     path.unlink()
     if bad is not None:
@@ -201,7 +201,7 @@ def test_a_counter_file_that_hangs_is_logged(caplog: pytest.LogCaptureFixture) -
 
 def test_the_counters_of_a_configmap() -> None:
     text: list[str | None] = [None]
-    feed = counters_in_configmap("gpu:counters", lambda: text[0])
+    feed = counters_in_configmap("gpu:counters", lambda: text[0], "4.8")
     with pytest.raises(SourceError, match="no ConfigMap gpu:counters") as caught:
         feed()
     assert caught.value.reason == "configmap_missing"

@@ -91,11 +91,15 @@ def parse_selection(text: str, option: str = "-d") -> Selection:
     ids: dict[str, Ids] = {}
     for part in text.split("+"):
         match = _PART.fullmatch(part)
-        if match is None or match[1] in ids:
+        if match is None:
             raise _invalid(text, option)
-        ids[match[1]] = _parse_ids(match[2] or "")
-        if match[2] and not ids[match[1]]:
-            # a descending range
+
+        letter, id_text = match.groups()
+        if letter in ids:
+            raise _invalid(text, option)
+        ids[letter] = _parse_ids(id_text) if id_text else ()
+        if id_text and not ids[letter]:
+            # Only descending ranges, which have no ids.
             raise _invalid(text, option)
 
     return Selection(ids.get("g"), ids.get("i"))
@@ -112,9 +116,6 @@ def _invalid(text: str, option: str) -> UsageError:
 def _parse_ids(text: str) -> tuple[int, ...]:
     numbers: set[int] = set()
     for part in text.split(","):
-        if not part:
-            continue
-
         first, _, last = part.partition("-")
         end = int(last or first) + 1
         numbers.update(range(int(first), end))

@@ -74,7 +74,7 @@ def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, Re
         raise UsageError(f"-f {e}{choices}") from e
 
 
-def counters_in_file(path: str, names: NameSet = "4.8") -> ReadCounters:
+def counters_in_file(path: str, names: NameSet) -> ReadCounters:
     """Returns a function that reads the counters from a CSV file.
 
     It parses the file only if the file has changed.
@@ -87,7 +87,7 @@ def counters_in_file(path: str, names: NameSet = "4.8") -> ReadCounters:
 
 
 def counters_in_configmap(
-    name: str, read_text: Callable[[], str | None], names: NameSet = "4.8"
+    name: str, read_text: Callable[[], str | None], names: NameSet
 ) -> ReadCounters:
     """Returns a function that parses the counters in a ConfigMap.
 
@@ -141,7 +141,7 @@ def collection_of_fields(
     """
     collection_of: dict[int, Collection] = {}
     for collection in collections:
-        chosen = []
+        chosen: list[CounterSpec] = []
         for pattern in collection.include:
             chosen += _match(counters, pattern)
         if not chosen and not skip_empty:
@@ -172,7 +172,12 @@ def _match(counters: Sequence[CounterSpec], pattern: str) -> list[CounterSpec]:
     as_written = [counter for counter in counters if matches(counter.name)]
     if as_written:
         return as_written
-    return [counter for counter in counters if any(map(matches, names_of(counter.field.name)))]
+
+    matching = []
+    for counter in counters:
+        if any(matches(name) for name in names_of(counter.field.name)):
+            matching.append(counter)
+    return matching
 
 
 def _add_own_fields(configured: Mapping[int, Field]) -> dict[int, Field]:
@@ -241,13 +246,14 @@ class Schedule:
 
     @property
     def next_at(self) -> float:
+        """The monotonic time at which a group is due."""
         return min(self._next.get(group, float("-inf")) for group in self.groups)
 
     def take_due(self, now: float) -> tuple[FieldGroup, ...]:
         """Returns the groups that are due, and schedules their next reading.
 
         A group is due one interval after its last due time, or one interval from now if that time
-        has passed.
+        has passed. A new group is due at once.
         """
         due = []
         for group in self.groups:
@@ -256,6 +262,7 @@ class Schedule:
             due_at = self._next.get(group)
             if due_at is None:
                 due.append(group)
+                # Rates need a second reading.
                 self._next[group] = now + min(WARM_UP_SECONDS, interval)
             elif due_at <= now + _TOGETHER_SECONDS:
                 due.append(group)
