@@ -30,7 +30,21 @@ def test_valid_strings(text: str, selection: Selection) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "f:1", "g:", "g:4-2", "g: 0", "g:0,i:3", "g:-1", "g:0+", "g:0+g:1", "f+i:0", "x"]
+    "text",
+    [
+        "",
+        "f:1",
+        "g:",
+        "g:4-2",
+        "g:0,4-2",
+        "g: 0",
+        "g:0,i:3",
+        "g:-1",
+        "g:0+",
+        "g:0+g:1",
+        "f+i:0",
+        "x",
+    ],
 )
 def test_invalid_strings(text: str) -> None:
     with pytest.raises(UsageError, match="such as g:0,2-4"):

@@ -99,7 +99,6 @@ def parse_selection(text: str, option: str = "-d") -> Selection:
             raise _invalid(text, option)
         ids[letter] = _parse_ids(id_text) if id_text else ()
         if id_text and not ids[letter]:
-            # Only descending ranges, which have no ids.
             raise _invalid(text, option)
 
     return Selection(ids.get("g"), ids.get("i"))
@@ -114,11 +113,14 @@ def _invalid(text: str, option: str) -> UsageError:
 
 
 def _parse_ids(text: str) -> tuple[int, ...]:
+    """Parses ids and ranges. Empty if a range is descending."""
     numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        end = int(last or first) + 1
-        numbers.update(range(int(first), end))
+        ids = range(int(first), int(last or first) + 1)
+        if not ids:
+            return ()
+        numbers.update(ids)
     return tuple(sorted(numbers))
 
 
