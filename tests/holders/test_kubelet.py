@@ -167,7 +167,7 @@ def allocation_of(
     numa_nodes: tuple[int, ...] = (0,),
 ) -> Allocation:
     pod = SimulatedPod("ns", "pod", {"main": resources})
-    return KubeletAllocation("unused.sock", names).map(
+    return KubeletAllocation("unused.sock", names).map_pods(
         decode_list(list_answer([pod], numa_nodes)), NODE
     )
 
@@ -240,7 +240,7 @@ def test_any_answer_is_decoded_or_bad(damage: bytes | tuple[int, bytes]) -> None
         else LIST[: damage[0]] + damage[1] + LIST[damage[0] + 1 :]
     )
     with suppress(SourceError):
-        KubeletAllocation("unused.sock").map(decode_list(answer), NODE)
+        KubeletAllocation("unused.sock").map_pods(decode_list(answer), NODE)
 
 
 # The gRPC client, against real gRPC servers and servers that break the protocol

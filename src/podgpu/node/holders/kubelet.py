@@ -87,18 +87,18 @@ class KubeletAllocation(AllocationSource):
         self._allocatable_at = float("-inf")
         self._offered: frozenset[str] = frozenset()
         self._replicas: dict[SharedDevice, set[str]] = {}
-        self._held_replicas: set[SharedDevice] = set()
+        self._held_shared: set[SharedDevice] = set()  # at the last call
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        response = self.list()
+        response = self.list_pods()
         self._update_allocatable(response)
         return replace(
-            self.map(response, devices),
+            self.map_pods(response, devices),
             source_instance=self._source_instance,
             offered=self._offered,
         )
 
-    def list(self) -> Any:
+    def list_pods(self) -> Any:
         """Calls List and returns the decoded answer. Raises SourceError if the call fails."""
         self._check_identity()
         try:
@@ -107,7 +107,8 @@ class KubeletAllocation(AllocationSource):
             if error.status == "UNAVAILABLE":
                 self._source_instance += 1
             raise _explain(error, self.socket) from error
-        self._check_identity()  # the kubelet may have been restarted during the call
+        # The kubelet may have been restarted during the call.
+        self._check_identity()
         return decode_list(answer, self.socket)
 
     def _check_identity(self) -> None:
@@ -116,7 +117,8 @@ class KubeletAllocation(AllocationSource):
             self._source_instance += 1
         self._identity = identity
 
-    def map(self, response: Any, devices: Sequence[Device]) -> Allocation:
+    def map_pods(self, response: Any, devices: Sequence[Device]) -> Allocation:
+        """Returns what the pods of a List answer hold."""
         held = list(_held_ids(response))
         gpus = [entry for entry in held if is_gpu(entry, self.resource_names)]
         allocation = map_held(KUBELET, gpus, devices, self._replicas)
@@ -128,7 +130,7 @@ class KubeletAllocation(AllocationSource):
         return replace(allocation, vcuda=count_vcuda(held), listed_pods=listed)
 
     def _update_allocatable(self, response: Any) -> None:
-        """Reads the offered GPUs, and the replicas of shared devices.
+        """Updates the offered GPUs, and the replicas of shared devices.
 
         Does so once a minute, and when a container holds a shared device that is not known.
         """
@@ -138,15 +140,9 @@ class KubeletAllocation(AllocationSource):
         are_known = held <= self._replicas.keys()
         if are_known and not is_due:
             return
+
         self._allocatable_at = self._clock()
-
-        ids = []  # empty before Kubernetes 1.23, which cannot report devices
-        with suppress(GrpcError, DecodeError, ValueError):
-            method = "/v1.PodResourcesLister/GetAllocatableResources"
-            answer = call_unary(self.socket, method, _ALLOCATABLE_DEADLINE)
-            for entry in podresources_pb2.AllocatableResourcesResponse.FromString(answer).devices:
-                ids += entry.device_ids
-
+        ids = self._list_allocatable()
         offered = set()
         for device_id in map(parse_device_id, ids):
             if device_id is not None and device_id.gpu_uuid:
@@ -157,10 +153,23 @@ class KubeletAllocation(AllocationSource):
         # unavailable. So the replicas of a device are kept if a container holds the device now or
         # held it at the last call.
         replicas = group_replicas(ids)
-        for shared in (held | self._held_replicas) & self._replicas.keys():
+        for shared in (held | self._held_shared) & self._replicas.keys():
             replicas[shared] = self._replicas[shared] | replicas.get(shared, set())
         self._replicas = replicas
-        self._held_replicas = set(held)
+        self._held_shared = set(held)
+
+    def _list_allocatable(self) -> list[str]:
+        """Returns the ids of all devices that can be allocated.
+
+        Empty before Kubernetes 1.23, which cannot report them, and after an error.
+        """
+        ids: list[str] = []
+        with suppress(GrpcError, DecodeError, ValueError):
+            method = "/v1.PodResourcesLister/GetAllocatableResources"
+            answer = call_unary(self.socket, method, _ALLOCATABLE_DEADLINE)
+            for entry in podresources_pb2.AllocatableResourcesResponse.FromString(answer).devices:
+                ids += entry.device_ids
+        return ids
 
 
 def _held_ids(response: Any) -> Iterator[HeldId]:
@@ -177,10 +186,11 @@ def _unite(by_id: Allocation, by_claim: Allocation) -> Allocation:
 
     The kubelet can list a GPU both by id and by claim (feature gate DRAExtendedResource).
     """
-    held = {(one.device, one.holder): one for one in by_claim.assignments}
+    held = {(claim.device, claim.holder): claim for claim in by_claim.assignments}
     for assignment in by_id.assignments:
         key = assignment.device, assignment.holder
         if key in held:
+            # Only the claim has labels.
             assignment = replace(assignment, attributes=held[key].attributes)
         held[key] = assignment
 
@@ -310,28 +320,9 @@ def call_unary(path: str, method: str, timeout: float, request: bytes = b"") -> 
 
 
 def _exchange(connection: socket.socket, method: str, deadline: float, request: bytes) -> bytes:
-    milliseconds = max(1, round(_remaining(deadline) * 1000))
-    headers = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", method),
-        (":authority", "localhost"),
-        ("te", "trailers"),
-        ("content-type", "application/grpc"),
-        ("grpc-timeout", f"{milliseconds}m"),
-    ]
-
     http = H2Connection()
     http.initiate_connection()
-    stream = http.get_next_available_stream_id()
-    http.send_headers(stream, headers)
-
-    # one message that is not compressed
-    message = b"\0" + len(request).to_bytes(4, "big") + request
-    for start in range(0, len(message), http.max_outbound_frame_size):
-        frame = message[start : start + http.max_outbound_frame_size]
-        http.send_data(stream, frame)
-    http.end_stream(stream)
+    stream = _queue_request(http, method, _remaining(deadline), request)
 
     answer: dict[bytes, bytes] = {}
     body = bytearray()
@@ -356,6 +347,31 @@ def _exchange(connection: socket.socket, method: str, deadline: float, request: 
                     return _parse_answer(answer, body)
 
 
+def _queue_request(http: H2Connection, method: str, seconds: float, request: bytes) -> int:
+    """Adds a call to the data to send. Returns the id of its stream."""
+    milliseconds = max(1, round(seconds * 1000))
+    headers = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", method),
+        (":authority", "localhost"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        ("grpc-timeout", f"{milliseconds}m"),
+    ]
+
+    stream = http.get_next_available_stream_id()
+    http.send_headers(stream, headers)
+
+    # one message that is not compressed
+    message = b"\0" + len(request).to_bytes(4, "big") + request
+    for start in range(0, len(message), http.max_outbound_frame_size):
+        frame = message[start : start + http.max_outbound_frame_size]
+        http.send_data(stream, frame)
+    http.end_stream(stream)
+    return stream
+
+
 def _remaining(deadline: float) -> float:
     seconds = deadline - time.monotonic()
     if seconds <= 0:
@@ -368,7 +384,7 @@ def _parse_answer(headers: dict[bytes, bytes], body: bytearray) -> bytes:
     if status != "0":
         message = unquote(_read_header(headers, b"grpc-message", ""))
         if not message:
-            http_status = _read_header(headers, b":status", "None")
+            http_status = _read_header(headers, b":status", "missing")
             message = f"gRPC status {status}, HTTP status {http_status}"
         raise GrpcError(_STATUS_BY_NUMBER.get(status, "UNKNOWN"), message)
 

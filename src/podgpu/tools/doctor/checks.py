@@ -637,9 +637,9 @@ def check_holders(
     def read(source: AllocationSource) -> Allocation:
         if not isinstance(source, KubeletAllocation):
             return source.assignments(readings.devices)
-        response = source.list()
+        response = source.list_pods()
         responses.append(response)
-        return source.map(response, readings.devices)
+        return source.map_pods(response, readings.devices)
 
     allocations: dict[str, Allocation] = {}
     jobs = {source.name: partial(read, source) for source in sources}
