@@ -105,9 +105,7 @@ def _number(digits: str | None) -> int | None:
 
 class DeviceIndex:
     def __init__(self, devices: Sequence[Device]) -> None:
-        whole = [device for device in devices if not device.is_instance]
-        whole.sort(key=lambda device: -1 if device.index is None else device.index)
-        self._whole = tuple(whole)
+        self._whole = tuple(device for device in devices if not device.is_instance)
 
         self._by_uuid: dict[tuple[str, int | None], Device] = {}
         self._by_mig_uuid: dict[str, Device] = {}
@@ -171,34 +169,32 @@ def map_held(
     """
     index = DeviceIndex(devices)
     ids = []
-    entries: dict[tuple[str, Workload], list[_HeldDevice]] = defaultdict(list)
+    held_devices: dict[tuple[str, Workload], list[_HeldDevice]] = defaultdict(list)
     unmapped = set()
     for entry in held:
         device_id = parse(entry.text)
-        named: tuple[Device, ...] = ()
+        found: tuple[Device, ...] = ()
         reason = "unrecognised_id"
         if device_id is not None:
             ids.append(device_id)
-            named = index.find(device_id)
+            found = index.find(device_id)
             reason = "unknown_device"
-            for device in named:
-                one = _HeldDevice(device, device_id, entry.share)
-                entries[device.key, entry.holder].append(one)
-        if not named:
+            for device in found:
+                held_device = _HeldDevice(device, device_id, entry.share)
+                held_devices[device.key, entry.holder].append(held_device)
+        if not found:
             unmapped.add(Unmapped(source, reason, entry.text, entry.resource, entry.holder))
 
     if registered is not None:
         registered = _add_held(registered, ids)
 
     assignments = []
-    for (key, holder), own in entries.items():
+    for (key, holder), own in held_devices.items():
         if registered is not None:
             share = _compute_share(registered, own)
         else:
-            share = add_shares(one.share for one in own)
-        # Compares lengths first, because replicas are numbers and 9 must come before 10.
-        replicas = [one.device_id.replica for one in own]
-        replica = min(replicas, key=lambda replica: (len(replica), replica))
+            share = add_shares(held_device.share for held_device in own)
+        replica = _find_first_replica(own)
         assignments.append(Assignment(key, holder, source, replica, share))
     return sort_allocation(assignments, unmapped)
 
@@ -207,6 +203,12 @@ class _HeldDevice(NamedTuple):
     device: Device
     device_id: DeviceId
     share: float | None
+
+
+def _find_first_replica(held: Iterable[_HeldDevice]) -> str:
+    """Compares lengths first, because replicas are numbers and 9 must come before 10."""
+    replicas = [held_device.device_id.replica for held_device in held]
+    return min(replicas, key=lambda replica: (len(replica), replica))
 
 
 def add_shares(shares: Iterable[float | None]) -> float | None:
@@ -224,9 +226,10 @@ def _compute_share(
 
     Returns None if the share is unknown.
     """
-    ids = {one.device_id for one in held}
-    is_compute_instance = any(one.mig_uuid or one.ci_id is not None for one in ids)
-    if is_compute_instance and len(held[0].device.mig_uuids) > 1:
+    ids = {held_device.device_id for held_device in held}
+    device = held[0].device
+    is_compute_instance = any(each.mig_uuid or each.ci_id is not None for each in ids)
+    if is_compute_instance and len(device.mig_uuids) > 1:
         # The device has several compute instances of unknown sizes.
         return None
     if not all(device_id.replica for device_id in ids):
@@ -295,8 +298,11 @@ def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
 
     requests = []
     for holder, texts in ids.items():
-        matches = filter(None, map(_VCUDA_ID.fullmatch, texts))
-        kinds = Counter(match["kind"] for match in matches)
+        kinds: Counter[str] = Counter()
+        for text in texts:
+            match = _VCUDA_ID.fullmatch(text)
+            if match is not None:
+                kinds[match["kind"]] += 1
         if kinds:
             blocks = kinds["memory-268435456"]
             requests.append(VcudaRequest.for_holder(holder, kinds["core"], blocks))
