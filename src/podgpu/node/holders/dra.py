@@ -143,9 +143,10 @@ class DraClaims:
             return False
 
         slices = self.slices.items()
-        newest: dict[str, int] = {}
-        for each in slices:
-            newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
+        newest: dict[str, int] = {}  # generation of each pool
+        for pool_slice in slices:
+            earlier = newest.get(pool_slice.pool, 0)
+            newest[pool_slice.pool] = max(pool_slice.generation, earlier)
         self._pools = frozenset(newest)
 
         # Forgets a device only if no claim holds it, and its pool has slices without it.
@@ -155,24 +156,28 @@ class DraClaims:
             if name in held or pool not in self._pools:
                 offered[name] = device
 
-        for each in slices:
-            if each.generation == newest[each.pool]:
-                offered |= {(each.pool, device.name): device for device in each.devices}
+        for pool_slice in slices:
+            if pool_slice.generation == newest[pool_slice.pool]:
+                for device in pool_slice.devices:
+                    offered[pool_slice.pool, device.name] = device
         self._offered = offered
         return True
 
     def _explain(self, claim: ClaimedDevice, is_synced: bool) -> str:
+        """Returns why a claim identifies no device."""
         if claim.device in self._offered:
             return "claim_device_without_uuid"
         if not is_synced:
             return "slices_not_synced"
-        if claim.device[0] in self._pools:
+        pool, _ = claim.device
+        if pool in self._pools:
             return "unknown_claim_device"
         return "unknown_pool"
 
 
 def _find_device(index: DeviceIndex, uuid: str) -> Device | None:
     device_id = parse_device_id(uuid)
+    # A UUID, but no other device id.
     if device_id is None or not uuid.startswith(("GPU-", "MIG-")):
         return None
     return next(iter(index.find(device_id)), None)
@@ -198,18 +203,19 @@ def _select_results(
     results: Iterable[ClaimResult],
     requests: Mapping[tuple[Workload, str], set[str]],
 ) -> list[ClaimResult] | None:
-    """Returns the results for the claimed device.
+    """Returns the results for the claimed device. Empty if the results are not known.
 
     Returns None if the container uses only other requests of the claim, because the kubelet lists
     all devices of the claim.
     """
     own = [result for result in results if (result.pool, result.device) == claim.device]
     _, claim_name = claim.name
-    names = requests.get((claim.holder, claim_name), {""})
-    if not own or "" in names:
+    # If the pod is not known, the container may use the whole claim.
+    used_requests = requests.get((claim.holder, claim_name), {""})
+    if not own or "" in used_requests:
         return own
 
-    used = [result for result in own if _strip_subrequest(result.request) in names]
+    used = [result for result in own if _strip_subrequest(result.request) in used_requests]
     return used or None
 
 
@@ -230,6 +236,7 @@ def _make_assignment(
     if share is not None:
         share /= user_count
 
+    # The slice only says that the device can be shared, the results that it is.
     is_shared = offered.is_shared
     if results:
         is_shared = any(result.share_id for result in results)
@@ -271,7 +278,10 @@ def _compute_share(
 
 
 def _unite_claims(assignments: Sequence[Assignment]) -> Assignment:
-    """Combines the claims of one container on one device into one assignment. Adds their shares."""
+    """Combines the claims of one container on one device into one assignment. Adds their shares.
+
+    Has the labels of one claim, always the same one.
+    """
     first = min(assignments, key=attrgetter("attributes"))
     share = add_shares(assignment.share for assignment in assignments)
     is_shared = any(assignment.is_shared for assignment in assignments)

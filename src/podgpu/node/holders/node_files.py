@@ -83,13 +83,15 @@ class PodlistAllocation(AllocationSource):
         self._file = ReadOnChange(parse_podlist, MAX_BYTES)
         self._clock = clock
         self._identity: FileIdentity | None = None
-        self._changed_at = 0.0
+        self._changed_at = 0.0  # monotonic
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        path = next(filter(os.path.exists, self.paths), self.paths[0])
+        existing = [path for path in self.paths if os.path.exists(path)]
+        # If there is none, reading the first one raises an error with its path.
+        path = (existing or self.paths)[0]
         held = self._file.read(path)
         _warn_if_mounted(path)
-        # koordinator's hook writes the file only when a container with a GPU starts.
+        # Only `podgpu hook` writes uids and a heartbeat.
         if any(entry.holder.uid for entry in held):
             self._check_heartbeat(path)
         return map_held(self.name, held, devices, parse=parse_id_or_minor)
@@ -102,7 +104,7 @@ class PodlistAllocation(AllocationSource):
         if self._identity is None:
             self._changed_at = now - max(0.0, time.time() - written_at)
         elif identity != self._identity:
-            # Not the file's own time, because the clock of the node may be set.
+            # The monotonic time, because the clock of the node may be set.
             self._changed_at = now
         self._identity = identity
 
@@ -194,7 +196,7 @@ def parse_checkpoint(
         for text in _list_ids(entry.device_ids):
             held.append(HeldId(holder, entry.resource, text))
 
-    gpus = [one for one in held if is_gpu(one, resource_names)]
+    gpus = [held_id for held_id in held if is_gpu(held_id, resource_names)]
     return gpus, group_replicas(_list_ids(data.registered))
 
 
@@ -256,8 +258,10 @@ def _name_job_file(device: Device) -> str:
 
 def parse_jobs(content: bytes) -> list[str]:
     """Returns the jobs, one per line. Only a line feed ends a line, as in dcgm-exporter."""
-    lines = map(str.strip, content.decode(errors="replace").split("\n"))
-    return list(dict.fromkeys(filter(None, lines)))
+    lines = [line.strip() for line in content.decode(errors="replace").split("\n")]
+    jobs = [line for line in lines if line]
+    # Without duplicates.
+    return list(dict.fromkeys(jobs))
 
 
 # Processes: if no other source lists a holder of a device, containers with a process on the device
@@ -280,10 +284,11 @@ class ProcessHolders(AllocationSource):
         self._finder = finder
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
-        require_host_pid_namespace(self._finder.proc)
+        proc = self._finder.proc
+        require_host_pid_namespace(proc)
         processes = self._list_processes(devices)
         places = self._finder.find_all({process.pid for process in processes})
-        require_permission(places, self._finder.proc)
+        require_permission(places, proc)
 
         keys = {device.key for device in devices}
         shares: dict[tuple[str, Workload], float | None] = {}
@@ -293,11 +298,13 @@ class ProcessHolders(AllocationSource):
             if place.outcome in FAILED_LOOKUPS:
                 unmapped.add(Unmapped(self.name, place.outcome, process.device, "pid", Workload()))
             elif place.outcome != "found":
-                continue  # a process outside containers, or one that has ended
+                # a process outside containers, or one that has ended
+                continue
             elif process.device in keys:
                 key = process.device, place.workload
-                environment = f"{self._finder.proc}/{process.pid}/environ"
-                shares[key] = shares.get(key) or _read_share(environment)
+                # Any process of the container may have the variable.
+                if shares.get(key) is None:
+                    shares[key] = _read_share(f"{proc}/{process.pid}/environ")
             else:
                 unmapped.add(
                     Unmapped(self.name, "unknown_device", process.device, "pid", place.workload)
