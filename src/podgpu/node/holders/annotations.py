@@ -238,8 +238,7 @@ def koordinator_grants(pod: PodRecord) -> list[HeldId]:
     text = pod.annotation(KOORDINATOR_DEVICES)
     if not text:
         return []
-    holders = _find_koordinator_holders(pod)
-    parts = _split(holders)
+    parts = _divide(_find_koordinator_holders(pod))
 
     grants = []
     gpus = find_decoder(_KoordinatorDevices).decode(text).gpu or ()
@@ -247,32 +246,35 @@ def koordinator_grants(pod: PodRecord) -> list[HeldId]:
         device = gpu.id or gpu.minor
         if device is None:
             raise ValueError(f"gpu entry {number} has neither an id nor a minor number")
-        whole = gpu.share
-        for holder, part in zip(holders, parts, strict=True):
-            share = None if whole is None else whole * part
+        gpu_share = gpu.share
+        for holder, part in parts:
+            share = None if gpu_share is None else gpu_share * part
             grants.append(_hold(pod, holder, device, KOORDINATOR_DEVICES, share))
     return grants
 
 
 def _find_koordinator_holders(pod: PodRecord) -> Sequence[ContainerRecord]:
-    requesting = [one for one in pod.all_containers if _requests_gpu(one) and not one.finished]
+    requesting = []
+    for container in pod.all_containers:
+        if _requests_gpu(container) and not container.finished:
+            requesting.append(container)
     return requesting or pod.containers[:1] or [ContainerRecord("")]
 
 
-def _split(containers: Sequence[ContainerRecord]) -> list[float]:
-    """Returns the share of each container.
+def _divide(containers: Sequence[ContainerRecord]) -> list[tuple[ContainerRecord, float]]:
+    """Returns the part of each container.
 
-    If all request the same GPU resource, shares are proportional to it.
+    If all request the same GPU resource, parts are proportional to the requests.
     """
     for resource, _ in containers[0].requests:
         if not resource.startswith(GPU_RESOURCES):
             continue
 
-        amounts = [container.amount(resource) for container in containers]
-        if all(amounts):
-            total = sum(amounts)
-            return [float(amount / total) for amount in amounts]
-    return [1 / len(containers)] * len(containers)
+        amounts = [(container, container.amount(resource)) for container in containers]
+        if all(amount for _, amount in amounts):
+            total = sum(amount for _, amount in amounts)
+            return [(container, float(amount / total)) for container, amount in amounts]
+    return [(container, 1 / len(containers)) for container in containers]
 
 
 def _requests_gpu(container: ContainerRecord) -> bool:
@@ -315,20 +317,21 @@ def _read_positional(pod: PodRecord, key: str) -> list[HeldId]:
 
     grants = []
     containers = _choose_order(slots, _list_orders(pod, key))
+    # The annotation may list fewer containers, and empty ones beyond the pod's containers.
     for container, slot in zip(containers, slots, strict=False):
         if container.finished:
             continue
-        for entry in slot:
-            if entry is not None:
-                grants.append(_hold(pod, container, entry.device, key, entry.share))
+        for part in slot:
+            if part is not None:
+                grants.append(_hold(pod, container, part.device, key, part.share))
     return grants
 
 
 def _parse_slots(text: str) -> list[_ContainerSlices]:
+    """Parses `DEVICE:DEVICE:;DEVICE:;`. A semicolon ends a container, a colon a device."""
     slots = []
-    for place in text.strip().removesuffix(";").split(";"):
-        parts = filter(None, place.split(":"))
-        slots.append([_parse_slice(part) for part in parts])
+    for devices in text.strip().removesuffix(";").split(";"):
+        slots.append([_parse_slice(device) for device in devices.split(":") if device])
     return slots
 
 
@@ -377,12 +380,8 @@ def _choose_order(
     annotation, or else the longest order.
     """
     filled = [number for number, slot in enumerate(slots) if any(slot)]
+    # An order needs at least this many containers.
     needed = max(filled, default=-1) + 1
-    fallback = max(orders, key=len)
-    for order in reversed(orders):
-        if len(order) == len(slots):
-            fallback = order
-
     for order in orders:
         if needed > len(order):
             continue
@@ -391,6 +390,8 @@ def _choose_order(
         if receiving == requesting:
             return order
 
+    as_long = [order for order in orders if len(order) == len(slots)]
+    fallback = as_long[0] if as_long else max(orders, key=len)
     if needed > len(fallback):
         raise ValueError(
             f"the annotation assigns devices to container number {needed}, but the pod has "
@@ -485,6 +486,7 @@ def replace_reservations(
     unknown_devices = set()
     replaced: dict[str, Allocation] = {}
 
+    # The members of groups are added to this source, also if it is not used or has failed.
     if pods and SOURCE not in readings:
         replaced[SOURCE] = Allocation()
 
@@ -497,6 +499,7 @@ def replace_reservations(
             if pod is not None and _is_reservation(pod):
                 reserved[pod].add(assignment.device)
             elif pod is None and holder.is_reservation:
+                # Only its name shows that it is a reservation. Its group is unknown.
                 unmapped.append(Unmapped(source, "reserved", assignment.device, "", holder))
                 unknown_devices.add(assignment.device)
             elif holder.namespace not in _SCALING_NAMESPACES:
@@ -507,12 +510,12 @@ def replace_reservations(
         replaced[source] = _mark_shared(reading, unknown_devices)
 
     if pods:
-        own = _find_members(pods, reserved, devices)
+        members = _find_members(pods, reserved, devices)
         reading = replaced[SOURCE]
         replaced[SOURCE] = replace(
             reading,
-            assignments=own.assignments + reading.assignments,
-            unmapped=reading.unmapped + own.unmapped,
+            assignments=members.assignments + reading.assignments,
+            unmapped=reading.unmapped + members.unmapped,
         )
     return replaced
 
@@ -527,8 +530,11 @@ def _mark_shared(reading: Allocation, devices: set[str]) -> Allocation:
 
 
 def _is_reservation(pod: PodRecord) -> bool:
-    is_named = any(pod.workload(container).is_reservation for container in pod.containers)
-    return bool(_read_groups(pod)) and (is_named or bool(pod.annotation(RESERVED_GPU)))
+    if not _read_groups(pod):
+        return False
+    if pod.annotation(RESERVED_GPU):
+        return True
+    return any(pod.workload(container).is_reservation for container in pod.containers)
 
 
 def _read_groups(pod: PodRecord) -> set[str]:
@@ -587,17 +593,14 @@ def _find_container(pod: PodRecord) -> ContainerRecord | None:
     """Returns the container that uses the GPU, or None if that container has finished."""
     name = pod.annotation(CONTAINER)
     named = [container for container in pod.all_containers if container.name == name]
-    container = next(iter(named or pod.containers), None)
-    if container is None or container.finished:
+    containers = named or pod.containers
+    if not containers or containers[0].finished:
         return None
-    return container
+    return containers[0]
 
 
 def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
-    """Returns the fraction of the GPU that the pod holds.
-
-    A request in MiB is divided by the GPU's memory.
-    """
+    """Returns the fraction of the GPU that the pod holds. None if it is unknown."""
     with suppress(ValueError):
         fraction = float(pod.annotation(GPU_FRACTION))
         if 0 < fraction <= 1:
@@ -608,6 +611,7 @@ def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
     if device is None or not _MEMORY_MIB.fullmatch(memory):
         return None
 
+    # As KAI Scheduler computes it: memory in steps of 100 MiB, and the share in whole percents.
     total = int(device.memory_bytes or 0) // MIB // 100 * 100
     if not total:
         return None
@@ -616,4 +620,5 @@ def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
 
 def find_reserved(allocation: Allocation) -> frozenset[str]:
     """Returns the keys of reserved devices whose holders are unknown."""
-    return frozenset(allocation.reserved.difference(one.device for one in allocation.assignments))
+    held = {assignment.device for assignment in allocation.assignments}
+    return frozenset(allocation.reserved - held)
