@@ -36,7 +36,7 @@ class Api:
     def known_pods(self) -> Any:
         return ()
 
-    def pods(self) -> Any:
+    def watch_pods(self) -> Any:
         if not self.works:
             raise NoApi("no kubeconfig")
         return object()
@@ -46,7 +46,7 @@ class Api:
         return "node-1"
 
     def watch(self, *arguments: object) -> Any:
-        return self.pods()
+        return self.watch_pods()
 
 
 @pytest.fixture

@@ -202,7 +202,7 @@ def _read_configmap(
         return counters, []
 
     try:
-        counters = counters_in_configmap(name, api.configmap(name), options["dcgm_names"])()
+        counters = counters_in_configmap(name, api.watch_configmap(name), options["dcgm_names"])()
     except NoApi as error:
         return counters, [wrong("counters", f"-m {name}: {error}")]
     except SourceError as error:
@@ -227,7 +227,7 @@ def _make_sources(
 
     if options["kubernetes_enable_pod_labels"]:
         with reporting("pod labels", "kubernetes-enable-pod-labels"):
-            api.pods()
+            api.watch_pods()
     with reporting("allocation", f"allocation {options['allocation']}"):
         checked = {**options, "kubernetes": options["check_kubernetes"]}
         sources = make_allocations(checked, api, telemetry)

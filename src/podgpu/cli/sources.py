@@ -78,7 +78,7 @@ def build_exporter_agent(
     telemetry = telemetry or open_telemetry(options["telemetry"], options)
     configmap = options["configmap_data"]
     if configmap != "none":
-        text = open_if_api("configmap-data", lambda: api.configmap(configmap))
+        text = open_if_api("configmap-data", lambda: api.watch_configmap(configmap))
         if text is not None:
             read_again = counters_in_configmap(configmap, text, options["dcgm_names"])
 
@@ -157,7 +157,7 @@ def _make_label_reader(options: Options, api: ApiAccess) -> Callable[[], PodLabe
     if not options["kubernetes_enable_pod_labels"]:
         return dict
 
-    pods = open_if_api("kubernetes-enable-pod-labels", api.pods)
+    pods = open_if_api("kubernetes-enable-pod-labels", api.watch_pods)
     if pods is None:
         return dict
     return lambda: label_filter.select(pods.items())
@@ -267,7 +267,7 @@ def _create_source(
     resource_names = frozenset(filter(None, words))
     match name:
         case "annotations":
-            return AnnotationsAllocation(api.pods())
+            return AnnotationsAllocation(api.watch_pods())
         case "podlist":
             paths = [argument] if argument else _podlist_paths(options)
             return PodlistAllocation(paths)

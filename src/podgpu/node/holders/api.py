@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from podgpu.errors import SourceError, UsageError
 from podgpu.kube.config import SERVICE_ACCOUNT, ApiConfig, NoApi, load_config
-from podgpu.kube.objects import PODS_PATH, PodRecord, parse_pod, read_map
+from podgpu.kube.objects import PODS_PATH, KubeObject, PodRecord, parse_pod, read_map
 from podgpu.kube.reflector import FindPath, Informer, ReflectorSettings
 from podgpu.model import (
     Allocation,
@@ -87,7 +87,7 @@ class ApiAccess:
         """Raises NoApi if this node's objects cannot be read."""
         _ = self.node, self.config
 
-    def pods(self) -> Informer[PodRecord]:
+    def watch_pods(self) -> Informer[PodRecord]:
         """Returns a watch of this node's pods, which all callers share."""
         if self.watched_pods is None:
             selector = {"fieldSelector": f"spec.nodeName={self.node}"}
@@ -101,7 +101,7 @@ class ApiAccess:
             return ()
         return self.watched_pods.items()
 
-    def configmap(self, name: str) -> Callable[[], str | None]:
+    def watch_configmap(self, name: str) -> Callable[[], str | None]:
         """Watches a ConfigMap, given as NAMESPACE:NAME.
 
         Returns a function that returns its current text.
@@ -114,7 +114,7 @@ class ApiAccess:
 
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         selector = {"fieldSelector": f"metadata.name={map_name}"}
-        watcher = self.watch(path, selector, lambda body: read_map(body, "data").get(CONFIGMAP_KEY))
+        watcher: Informer[str] = self.watch(path, selector, _read_configmap)
         if not watcher.wait_synced(self.sync_seconds):
             _log.warning(
                 "ConfigMap %s cannot be read yet (%s); starting with the counters of -f",
@@ -122,13 +122,22 @@ class ApiAccess:
                 watcher.error,
             )
 
-        return lambda: next(iter(watcher.items()), None)
+        def read_text() -> str | None:
+            # The selector has one name, so there is at most one ConfigMap.
+            texts = watcher.items()
+            return texts[0] if texts else None
+
+        return read_text
 
     def watch(
-        self, path: str, params: Mapping[str, str], keep: Any, find_path: FindPath | None = None
-    ) -> Informer[Any]:
-        watcher: Informer[Any] = Informer(
-            self.config, path, params, keep, find_path=find_path, settings=self.settings
+        self,
+        path: str,
+        params: Mapping[str, str],
+        convert: Callable[[KubeObject], T | None],
+        find_path: FindPath | None = None,
+    ) -> Informer[T]:
+        watcher = Informer(
+            self.config, path, params, convert, find_path=find_path, settings=self.settings
         )
         self.feeds.append(watcher)
         return watcher
@@ -136,6 +145,11 @@ class ApiAccess:
     def close(self) -> None:
         for feed in self.feeds:
             feed.close()
+
+
+def _read_configmap(body: KubeObject) -> str | None:
+    text: str | None = read_map(body, "data").get(CONFIGMAP_KEY)
+    return text
 
 
 class ApiHealth(AllocationSource):
@@ -165,8 +179,8 @@ class LabelFilter:
     """
 
     def __init__(self, patterns: str = "") -> None:
-        texts = filter(None, map(str.strip, patterns.split(",")))
-        self._patterns = [_compile(text) for text in texts]
+        texts = [text.strip() for text in patterns.split(",")]
+        self._patterns = [_compile(text) for text in texts if text]
 
     def select(self, pods: Iterable[PodRecord]) -> PodLabels:
         return {(pod.namespace, pod.name): self._select_labels(pod) for pod in pods}

@@ -129,16 +129,14 @@ class Identities:
         `containers`: UIDs and container ids of all running containers. Empty if processes are not
         visible.
         """
-        logs = self._find_logs(workload)
         # The kubelet removes logs only after the pod has ended.
+        logs = self._find_logs(workload)
         if not self._is_known(workload) or not self.logged.issuperset(logs):
             return False
 
         uids = {container.uid for container in containers} - {""}
         if not uids:
-            if logs:
-                return True
-            return None
+            return True if logs else None
 
         container_ids = {container.container_id for container in containers} - {""}
         if workload.container_id in container_ids:
@@ -187,11 +185,10 @@ class Identities:
         if workload.uid or not (workload.namespace and workload.pod):
             return workload
 
-        name = workload.namespace, workload.pod
-        uids = self._uids.get(name, set())
+        uids = self._uids.get(workload.pod_name, set())
         # A known container id may be from the old pod.
         if len(uids) > 1 and not workload.container_id:
-            uids = self._current_uids.get(name, set())
+            uids = self._current_uids.get(workload.pod_name, set())
         return replace(workload, uid=_only(uids))
 
     def _add_container_id(self, workload: Workload) -> Workload:
@@ -208,7 +205,7 @@ class Identities:
             return replace(workload, container_id=_only(current))
 
         # If the pod has another UID, the log may belong to an older pod of the same name.
-        if not self._uids.get(name[:2], set()) <= {workload.uid}:
+        if not self._uids.get(workload.pod_name, set()) <= {workload.uid}:
             return workload
         fitting = set()
         for container_id in ids:
@@ -217,10 +214,12 @@ class Identities:
         return replace(workload, container_id=_only(fitting))
 
 
-def _only(values: Set[str]) -> str:
-    if len(values) != 1:
+def _only(texts: Set[str]) -> str:
+    """Returns the only text. Empty if there are none or several."""
+    if len(texts) != 1:
         return ""
-    return next(iter(values))
+    [text] = texts
+    return text
 
 
 def _agree(workload: Workload, candidates: Set[Workload]) -> Workload:

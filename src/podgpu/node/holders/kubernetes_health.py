@@ -6,6 +6,7 @@ devices that it gives to new pods, which are healthy. It reports no other unheal
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from podgpu.kube.objects import ContainerRecord, PodRecord, ResourceHealth
@@ -14,7 +15,7 @@ from podgpu.node.holders.device_ids import DeviceIndex, parse_device_id
 
 _CLAIM = "claim:"  # resources of DRA begin with this prefix
 _DEVICE_NAME = "dra_device_name"
-_Found = tuple[str, KubernetesHealth]  # device key
+_DeviceStatus = tuple[str, KubernetesHealth]  # the first part is a device key
 
 
 def find_kubernetes_health(
@@ -28,7 +29,7 @@ def find_kubernetes_health(
     `offered`: UUIDs of the GPUs that the kubelet gives to new pods.
     """
     present = {device.key for device in devices}
-    found = {uuid: KubernetesHealth(HEALTHY) for uuid in offered if uuid in present}
+    by_offer = {uuid: KubernetesHealth(HEALTHY) for uuid in offered if uuid in present}
 
     by_status: dict[str, KubernetesHealth] = {}
     for key, health in _read_statuses(pods, assignments, devices):
@@ -37,28 +38,30 @@ def find_kubernetes_health(
         if earlier is None or health.health == UNHEALTHY:
             by_status[key] = health
 
-    return found | by_status
+    # A status is about the very device of a container.
+    return by_offer | by_status
 
 
 def _read_statuses(
     pods: Iterable[PodRecord], assignments: Sequence[Assignment], devices: Sequence[Device]
-) -> Iterator[_Found]:
+) -> Iterator[_DeviceStatus]:
     index = DeviceIndex(devices)
-    claimed: dict[WorkloadKey, dict[str, str]] = {}
+    # By container: name of each claimed device, by device key.
+    claimed: defaultdict[WorkloadKey, dict[str, str]] = defaultdict(dict)
     for assignment in assignments:
         name = dict(assignment.attributes).get(_DEVICE_NAME)
         if name:
-            claimed.setdefault(assignment.holder.key, {})[assignment.device] = name
+            claimed[assignment.holder.key][assignment.device] = name
 
     for pod in pods:
         if pod.is_finished:
             continue
         for container in pod.all_containers:
-            yield from _read_container(container, index)
-            yield from _read_claims(container, claimed.get(pod.workload(container).key, {}))
+            yield from _read_ids(container, index)
+            yield from _read_claims(container, claimed[pod.workload(container).key])
 
 
-def _read_container(container: ContainerRecord, index: DeviceIndex) -> Iterator[_Found]:
+def _read_ids(container: ContainerRecord, index: DeviceIndex) -> Iterator[_DeviceStatus]:
     for entry in container.health:
         device_id = parse_device_id(entry.device_id)
         if device_id is None or entry.resource.startswith(_CLAIM):
@@ -70,7 +73,7 @@ def _read_container(container: ContainerRecord, index: DeviceIndex) -> Iterator[
                 yield device.key, health
 
 
-def _read_claims(container: ContainerRecord, names: Mapping[str, str]) -> Iterator[_Found]:
+def _read_claims(container: ContainerRecord, names: Mapping[str, str]) -> Iterator[_DeviceStatus]:
     """`names`: name of each claimed device in its ResourceSlice, by device key.
 
     The id of an entry ends with the name of the device.

@@ -159,15 +159,15 @@ class AllocationCache:
         Omits holders whose devices have a new holder.
         """
         earlier = {}
-        counts: Counter[tuple[object, ...]] = Counter()
+        holder_counts: Counter[tuple[object, ...]] = Counter()
         for workload, holder in self._holders.items():
             if holder.source_instance != answer.source_instance:
                 earlier[workload] = holder
-                counts.update(map(_resource_key, holder.assignments))
+                holder_counts.update(map(_resource_key, holder.assignments))
 
         # If several held a device, the listed holder may be one of them.
         keys_now = map(_resource_key, answer.assignments)
-        reassigned = {key for key in keys_now if counts[key] == 1}
+        reassigned = {key for key in keys_now if holder_counts[key] == 1}
 
         missing = {}
         for workload, holder in earlier.items():
@@ -271,6 +271,7 @@ class AllocationReader:
 
         error = result.error
         for problem in self._identities.problems:
+            # A node may lack the directories.
             if error is None and problem.reason != "file_missing":
                 error = problem
         if error is not None or self._identities_status:
@@ -375,7 +376,7 @@ def merge(
     merged: dict[WorkloadKey, _Claims] = {}
     rejected = []
     # Sources of last resort come last. The others keep their order.
-    for source in sorted(readings, key=LAST_RESORT.__contains__):
+    for source in sorted(readings, key=lambda source: source in LAST_RESORT):
         lags = LAGGING.get(source) in readings
         rejected += _add_reading(merged, readings[source], complete, lags)
 
@@ -447,16 +448,18 @@ def _add_to_known(known: _Claims, holder: Workload, claims: Sequence[Assignment]
 
 
 def _combine_all(merged: Iterable[_Claims]) -> tuple[Assignment, ...]:
-    merged = sorted(merged, key=lambda claims: parts_of(claims[0].holder))
+    """Returns one assignment per device and holder, sorted by both."""
+    by_holder = sorted(merged, key=lambda claims: parts_of(claims[0].holder))
     allocated: set[str] = set()
-    for claims in merged:
+    for claims in by_holder:
         if claims[0].source not in LAST_RESORT:
             allocated.update(claim.device for claim in claims)
 
     held: dict[tuple[str, Workload], _Claims] = defaultdict(list)
-    for claims in merged:
+    for claims in by_holder:
         first = claims[0]
         for claim in claims:
+            # The processes of a container do not make it a holder of what others have allocated.
             if first.source not in LAST_RESORT or claim.device not in allocated:
                 held[claim.device, first.holder].append(claim)
 
@@ -475,13 +478,15 @@ def _combine(claims: Sequence[Assignment], holder: Workload, is_sole_holder: boo
     attributes: dict[str, str] = {}
     is_shared = False
     for claim in reversed(claims):
-        share = share if claim.share is None else claim.share
+        if claim.share is not None:
+            share = claim.share
         replica = claim.replica or replica
         attributes |= claim.attributes
         is_shared |= claim.is_shared
 
     trusted = claims[0]
     is_certain = is_sole_holder and trusted.source not in LAST_RESORT
+    # The only holder of a device that is not shared holds all of it.
     if share is None and is_certain and not replica and not is_shared:
         share = 1.0
     labels = tuple(sorted(attributes.items()))
