@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podgpu.files import AtomicFile
+from podgpu.node.hook.devices import read_cards
 from podgpu.node.hook.loop import Hook
 from tests.hook.runtime import Runtime, read_podlist
 from tests.nodes.clock import wait_until
@@ -37,8 +39,11 @@ def start_hook(folder: Path, podlist: Path) -> Iterator[StartHook]:
 
     def start(**settings: Any) -> Hook:
         file = AtomicFile(str(podlist), option="--podlist")
+        read = settings.pop("read", read_cards)
         hook = Hook(
-            file, **{"path": str(folder / "nri.sock"), "proc": str(folder / "proc"), **settings}
+            file,
+            partial(read, str(folder / "proc")),
+            **{"path": str(folder / "nri.sock"), **settings},
         )
         hook.start(lambda: None)
         started.append(hook)

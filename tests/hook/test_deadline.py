@@ -14,7 +14,7 @@ import pytest
 from podgpu.errors import SourceError
 from podgpu.node.hook import HookCounters
 from podgpu.node.hook.devices import Card, Cards
-from podgpu.node.hook.nri import Plugin, Session
+from podgpu.node.hook.nri import Plugin, PluginName, Session
 from tests.hook.conftest import StartHook, wait_written
 from tests.hook.runtime import Container, Pod, Runtime, gpu_pod, uuid
 from tests.hook.test_gpus import KOORDINATOR, koordinator
@@ -42,7 +42,7 @@ class Troubled:
 def session_of(runtime: Runtime, plugin: Troubled) -> Iterator[HookCounters]:
     ours, theirs = socket.socketpair()
     tallies = HookCounters()
-    session = Session(theirs, plugin.answer, ("podgpu", "90"), tallies)
+    session = Session(theirs, plugin.answer, PluginName("podgpu", "90"), tallies)
     thread = threading.Thread(target=session.run)
     thread.start()
     runtime.take(ours)

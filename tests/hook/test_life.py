@@ -322,7 +322,7 @@ def test_a_pod_with_several_sandboxes_keeps_its_running_containers(
         plugin.answer("StopPodSandbox", nri_pb2.Subject(pod=pod.message).SerializeToString())
         plugin.answer("RemovePodSandbox", nri_pb2.Subject(pod=pod.message).SerializeToString())
     assert list_gpus(reported[-1]) == {"main": uuid(1), "side": uuid(2)}
-    assert plugin.containers == 2
+    assert plugin.container_count == 2
 
 
 def list_gpus(sandboxes: Iterable[Sandbox]) -> dict[str, str]:
@@ -406,7 +406,7 @@ def test_the_work_for_a_full_report_is_proportional_to_its_containers() -> None:
         plugin = Plugin(lambda sandboxes: None, HookCounters())
         payload = request.SerializeToString()
         steps = count_traced_lines(lambda: plugin.answer("Synchronize", payload))
-        assert plugin.containers == 2 * size
+        assert plugin.container_count == 2 * size
         return steps
 
     assert count_steps(400) < 5 * count_steps(100)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from podgpu.cli.options import make_command
 from podgpu.cli.terminal import stop_on_signal
 from podgpu.errors import UsageError
 from podgpu.files import AtomicFile
+from podgpu.node.hook.devices import read_cards
 from podgpu.node.hook.loop import Hook
+from podgpu.node.hook.nri import PluginName
 
 if TYPE_CHECKING:
     from podgpu.web.app import Address
@@ -47,14 +50,14 @@ def command(**options: Any) -> None:
     file = AtomicFile(os.path.abspath(path), option="--podlist")
     hook = Hook(
         file,
+        partial(read_cards, options["path_proc"]),
         options["socket"],
         inherited=int(descriptor) if descriptor else None,
-        name=(
+        name=PluginName(
             os.environ.get("NRI_PLUGIN_NAME") or "podgpu",
             os.environ.get("NRI_PLUGIN_IDX") or "90",
         ),
         inject=options["inject"],
-        proc=options["path_proc"],
     )
 
     _log.info("maintaining %s", file.path)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -25,15 +25,15 @@ from podgpu.files import AtomicFile, OutputError, read_bounded
 from podgpu.metrics.encode import NO_LABELS, VERSIONS, Family, Sample, make_families
 from podgpu.node.holders.node_files import MAX_BYTES, PodlistEntry
 from podgpu.node.hook import HookCounters
-from podgpu.node.hook.devices import Cards, Sandbox, find_gpus, read_cards
-from podgpu.node.hook.nri import Plugin, Session
+from podgpu.node.hook.devices import Cards, Sandbox, find_gpus
+from podgpu.node.hook.nri import Plugin, PluginName, Session
 from podgpu.workers import Workers
 
 _log = logging.getLogger("podgpu")
-_RETRY_SECONDS = 0.5
-_PAUSE_SECONDS = 0.05
-_CHECK_SECONDS = 5.0
-_HEARTBEAT_SECONDS = 20.0
+_RETRY_SECONDS = 0.5  # between two connections
+_PAUSE_SECONDS = 0.05  # after a write; changes meanwhile are combined
+_CHECK_SECONDS = 5.0  # how often the file is checked without a change
+_HEARTBEAT_SECONDS = 20.0  # age of the file at which its time is updated
 _STOP_SECONDS = 5.0
 _CARDS_INTERVAL = 10.0
 _CARDS_DEADLINE = 1.0
@@ -42,25 +42,23 @@ _CARDS_DEADLINE = 1.0
 @dataclass
 class Hook:
     file: AtomicFile  # podlist.json
+    read_cards: Callable[[], Cards]
     path: str = "/var/run/nri/nri.sock"  # socket of the runtime
     # If the runtime started the hook: file descriptor of the open connection.
     inherited: int | None = None
-    name: tuple[str, str] = ("podgpu", "90")  # name and index of the plugin
-    inject: bool = False
-    proc: str = "/proc"
-    read: Callable[[str], Cards] = read_cards
+    name: PluginName = field(default_factory=PluginName)
+    inject: bool = False  # sets NVIDIA_VISIBLE_DEVICES of new containers
     fatal: StartError | None = None  # set if the inherited connection failed
 
     def __post_init__(self) -> None:
         self._counters = HookCounters()
-        read_cards = partial(self.read, self.proc)
         self.writer = PodlistWriter(
-            self.file, self._counters, read_cards, lambda: self.is_synchronised
+            self.file, self._counters, self.read_cards, lambda: self.is_synchronised
         )
         self._stopping = threading.Event()
         self._connection: socket.socket | None = None
         self._plugin: Plugin | None = None  # plugin of the open connection
-        self._logged = ""
+        self._logged = ""  # why the last connection ended
 
     @property
     def is_synchronised(self) -> bool:
@@ -71,7 +69,7 @@ class Hook:
         plugin = self._plugin
         gauges = {
             "podgpu_hook_synchronised": int(self.is_synchronised),
-            "podgpu_hook_containers": 0 if plugin is None else plugin.containers,
+            "podgpu_hook_containers": 0 if plugin is None else plugin.container_count,
             "podgpu_hook_gpu_containers": self.writer.gpu_containers,
             "podgpu_hook_podlist_up_to_date": int(self.writer.is_up_to_date),
         }
@@ -112,9 +110,9 @@ class Hook:
 
     def _run(self, on_end: Callable[[], object]) -> None:
         while not self._stopping.is_set():
-            was_good = self._connect_once()
+            was_synchronised = self._connect_once()
             if self.inherited is not None:
-                if not was_good and not self._stopping.is_set():
+                if not was_synchronised and not self._stopping.is_set():
                     self.fatal = StartError(self._logged)
                 on_end()
                 return
@@ -152,10 +150,10 @@ class Hook:
             self._plugin = None
         return SourceError("connection_ended", "the runtime ended the connection")
 
-    def _report_end(self, problem: SourceError, was_good: bool) -> None:
+    def _report_end(self, problem: SourceError, was_synchronised: bool) -> None:
         message = str(problem)
         # Repeated failures are logged once.
-        if was_good or message != self._logged:
+        if was_synchronised or message != self._logged:
             _log.warning(
                 "%s; podlist.json stays unchanged until the connection works again", message
             )
@@ -218,11 +216,11 @@ class PodlistWriter:
 
         # None until the runtime has reported all containers. Until then, nothing is written.
         self._sandboxes: tuple[Sandbox, ...] | None = None
-        self._logged: set[str] = set()
+        self._logged: set[str] = set()  # the current problems of sandboxes
 
         self._wake = threading.Event()
         self._stopping = False
-        self._failure = ""
+        self._failure = ""  # the last message, empty after a success
         self.is_up_to_date = False
         self.gpu_containers = 0
 
@@ -261,6 +259,7 @@ class PodlistWriter:
         while not stopping:
             self._wake.wait(_CHECK_SECONDS)
             self._wake.clear()
+            # Before the write, so that the last update before `stop` is written.
             stopping = self._stopping
 
             try:
@@ -297,6 +296,7 @@ class PodlistWriter:
         elif self._is_synchronised() and self._is_heartbeat_due():
             self._file.touch()
 
+        # There may be newer sandboxes already.
         self.is_up_to_date = sandboxes is self._sandboxes
 
     def _is_heartbeat_due(self) -> bool:

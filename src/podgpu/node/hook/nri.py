@@ -56,6 +56,11 @@ _STOPPED = 4
 _log = logging.getLogger("podgpu")
 
 
+class PluginName(NamedTuple):
+    name: str = "podgpu"
+    place: str = "90"  # the runtime calls plugins in the order of these two digits
+
+
 class Message(NamedTuple):
     service: int
     stream: int
@@ -130,7 +135,7 @@ class Session:
     connection: socket.socket
     # (method, payload) -> encoded response. May raise any exception.
     call: Callable[[str, bytes], bytes]
-    name: tuple[str, str]  # name and two-digit index of the plugin
+    name: PluginName
     counters: HookCounters
     is_registered: bool = False
 
@@ -139,6 +144,7 @@ class Session:
 
         Raises SourceError if the connection or registration fails.
         """
+        # Only sending has this limit. The next request may come at any time.
         send_timeout = struct.pack("@ll", _SEND_SECONDS, 0)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
         self.connection.settimeout(_REGISTRATION_SECONDS)
@@ -167,8 +173,9 @@ class Session:
             )
 
     def _register(self) -> None:
-        name, index = self.name
-        plugin = nri_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index)
+        plugin = nri_pb2.RegisterPluginRequest(
+            plugin_name=self.name.name, plugin_idx=self.name.place
+        )
         request = nri_pb2.Request(
             service=RUNTIME_API, method="RegisterPlugin", payload=_serialize(plugin)
         )
@@ -197,7 +204,7 @@ class Session:
         if answer.status.code:
             raise SourceError(
                 "refused",
-                f"the runtime rejects the plugin {'-'.join(reversed(self.name))} "
+                f"the runtime rejects the plugin {self.name.place}-{self.name.name} "
                 f"({answer.status.message}): podgpu needs NRI version v1alpha1 (containerd 1.7 or "
                 "later, CRI-O 1.26 or later); see the runtime's log",
             )
@@ -269,7 +276,7 @@ class Plugin:
     _reported_containers: list[Any] = field(default_factory=list)
 
     @property
-    def containers(self) -> int:
+    def container_count(self) -> int:
         return sum(len(sandbox.containers) for sandbox in self.sandboxes)
 
     @property
@@ -322,7 +329,7 @@ class Plugin:
 
         self.is_synchronised = True
         self.counters.add("podgpu_hook_synchronisations_total")
-        _log.info("the runtime reported all its containers: %d", self.containers)
+        _log.info("the runtime reported all its containers: %d", self.container_count)
         self.on_change(self.sandboxes)
         return b""
 
@@ -336,11 +343,12 @@ class Plugin:
             if container.state != _STOPPED and container.pod_sandbox_id in self._pods:
                 containers.append(container)
 
-        containers.sort(key=lambda one: (one.state == _RUNNING, one.created_at))
+        containers.sort(key=lambda container: (container.state == _RUNNING, container.created_at))
         # Sandbox id by pod UID. The last container of this order decides.
         live: dict[str, str] = {}
         for container in containers:
             pod = self._pods[container.pod_sandbox_id]
+            # A pod without a UID is known by its sandbox only.
             live[pod.uid or pod.id] = pod.id
 
         self._containers.clear()
