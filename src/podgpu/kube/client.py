@@ -146,7 +146,8 @@ class ApiClient:
             with self._explaining(path):
                 try:
                     line = await response.content.readline()
-                except (ValueError, HttpProcessingError) as error:  # depends on aiohttp's version
+                # The type depends on the version of aiohttp.
+                except (ValueError, HttpProcessingError) as error:
                     raise SourceError(
                         "bad_answer",
                         f"an event of {path} is larger than the {_MAX_OBJECT_BYTES} bytes that "
@@ -154,8 +155,9 @@ class ApiClient:
                     ) from error
 
             if not line:
+                # The server ended the watch.
                 return
-            if line := line.strip():
+            if line.strip():
                 yield line
 
     async def _read(
@@ -183,9 +185,9 @@ class ApiClient:
         token, tls = await self._credentials.current()
         # Compression is off, because a server may hold back a compressed event until the next
         # event.
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
+        sent = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         if token:
-            headers["Authorization"] = f"Bearer {token}"
+            sent["Authorization"] = f"Bearer {token}"
         if tls is not None:
             content["ssl"] = tls
             content["server_hostname"] = self.config.tls_server_name
@@ -195,14 +197,16 @@ class ApiClient:
         request = self._session.request(
             method,
             self.config.server + path,
-            headers=headers,
+            headers=sent,
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence
             ),
-            read_bufsize=_MAX_OBJECT_BYTES // 2,  # aiohttp limits a line to twice this size
+            # aiohttp limits a line to twice this size.
+            read_bufsize=_MAX_OBJECT_BYTES // 2,
             allow_redirects=False,
             **content,
         )
+        # The deadline is for the begin of the response. A watch then lasts longer.
         async with AsyncExitStack() as stack:
             with self._explaining(path):
                 async with asyncio.timeout(self._deadline):
@@ -244,7 +248,9 @@ def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceEr
 
     Quotes the server's message.
     """
-    reason = _STATUSES.get(status, "server_error" if status >= 429 else "bad_answer")
+    # 429 says that the server is busy.
+    other_reason = "server_error" if status >= 429 else "bad_answer"
+    reason = _STATUSES.get(status, other_reason)
     message = ""
     with suppress(*BAD_JSON):
         message = str(find_decoder(KubeObject).decode(body).get("message") or "")
@@ -306,7 +312,8 @@ class Credentials:
         """Returns the bearer token (may be empty) and the TLS context (None for plain HTTP)."""
         async with self._lock:
             # The lower bound matters if the system clock is set back.
-            if self._current is None or not self._renewed_at <= self._clock() < self._renew_at:
+            is_current = self._renewed_at <= self._clock() < self._renew_at
+            if self._current is None or not is_current:
                 await self._renew()
             assert self._current is not None
             return self._current
@@ -406,6 +413,7 @@ class Credentials:
 
 
 def _check_token(token: str, where: str, reason: str = "no_token") -> str:
+    """Returns the token. Raises SourceError if it cannot be sent in a header."""
     is_plain = token.isascii() and token.isprintable() and " " not in token
     if token and is_plain:
         return token

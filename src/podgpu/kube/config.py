@@ -244,7 +244,7 @@ class _Entry:
 def _read_kubeconfig(
     paths: Sequence[str], context_name: str = "", is_attended: bool = False
 ) -> ApiConfig:
-    """Merges the files. Without `context_name`, uses the first `current-context` that is set.
+    """Merges the files. Without `context_name`, uses the current context.
 
     `is_attended`: a person can use the terminal of a credential plugin.
     """
@@ -258,17 +258,11 @@ def _read_kubeconfig(
         except UsageError as error:
             raise NoApi(f"{error}: is it a kubeconfig?") from None
 
-    chosen = context_name
-    for file in files.values():
-        chosen = chosen or file.current_context or ""
-
-    if not chosen:
-        raise NoApi(
-            f"{', '.join(files)}: current-context is not set: run kubectl config use-context"
-        )
-
     if context_name:
         _require_context(files, context_name)
+        chosen = context_name
+    else:
+        chosen = _find_current_context(files)
 
     context = _find_entry(files, "contexts", chosen)
     cluster = _find_entry(files, "clusters", context.text("cluster"))
@@ -278,6 +272,14 @@ def _read_kubeconfig(
 
     config = _make_config(cluster, user, f"{context.file} (context {chosen})", is_attended)
     return replace(config, namespace=context.text("namespace"))
+
+
+def _find_current_context(files: Mapping[str, _Kubeconfig]) -> str:
+    """Returns the first `current-context` that is set, as kubectl does."""
+    for content in files.values():
+        if content.current_context:
+            return content.current_context
+    raise NoApi(f"{', '.join(files)}: current-context is not set: run kubectl config use-context")
 
 
 def _require_context(files: Mapping[str, _Kubeconfig], name: str) -> None:

@@ -135,17 +135,17 @@ def parse_pod(
     Returns None if name or uid is missing.
     """
     metadata = body["metadata"]
-    spec = read_map(body, "spec")
-    status = read_map(body, "status")
     name = metadata.get("name")
     api_uid = metadata.get("uid")
     if not name or not api_uid:
         return None
 
+    spec = read_map(body, "spec")
+    status = read_map(body, "status")
+    labels = read_map(metadata, "labels")
     annotations = read_map(metadata, "annotations")
     kept = {key: text for key, text in annotations.items() if keeps_annotation(key)}
     uid = annotations.get(_MIRROR_ANNOTATION) or api_uid
-    labels = read_map(metadata, "labels")
 
     claims = _read_claims(spec, status)
     init_containers = _read_containers(
@@ -158,6 +158,7 @@ def parse_pod(
         read_list(spec, "containers"),
         read_list(status, "containerStatuses"),
         claims,
+        are_init=False,
     )
 
     return PodRecord(
@@ -176,14 +177,12 @@ def parse_pod(
 
 def _sort_pairs(values: Mapping[str, Any]) -> Pairs:
     """Interns the texts, because many objects have the same ones."""
-    pairs = []
-    for key, value in sorted(values.items()):
-        pairs.append((intern(key), intern(str(value))))
-    return tuple(pairs)
+    return tuple((intern(key), intern(str(value))) for key, value in sorted(values.items()))
 
 
 def _read_claims(spec: KubeObject, status: KubeObject) -> dict[str, list[tuple[str, str]]]:
     """Returns the ResourceClaims and requests that each container uses, by container."""
+    # The names that the pod uses for its claims. The name of the object may be missing.
     names: dict[str, str | None] = {}
     for entry in read_list(spec, "resourceClaims") + read_list(status, "resourceClaimStatuses"):
         names[entry["name"]] = entry.get("resourceClaimName")
@@ -209,7 +208,7 @@ def _read_containers(
     containers: list[KubeObject],
     statuses: list[KubeObject],
     claims: Mapping[str, list[tuple[str, str]]],
-    are_init: bool = False,
+    are_init: bool,
 ) -> Iterator[ContainerRecord]:
     """Yields containers in the order of the spec.
 

@@ -93,12 +93,11 @@ class Informer(Generic[T]):
         # The last error. None while the watch works, and before the first response. If set, objects
         # may be stale.
         self.error: SourceError | None = None
-        self._config = config
+        self._settings = settings or ReflectorSettings()
+        self._client = ApiClient(config, self._settings.request_seconds, metadata_only)
         self._path = path
         self._params = dict(params)
         self._convert = convert
-        self._settings = settings or ReflectorSettings()
-        self._metadata_only = metadata_only
         self._find_path = find_path
         self._page_size = page_size
         self._is_optional = is_optional
@@ -107,7 +106,8 @@ class Informer(Generic[T]):
         self._delays: dict[str, float] = {}
         # The watch resumes after this version. If empty, the collection is listed first.
         self._resume_version = ""
-        # True if the next list must come from etcd, not from the API server's cache.
+        # True if the next list must come from etcd, not from the API server's cache, which may have
+        # the same expired version.
         self._reads_etcd = False
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -139,13 +139,12 @@ class Informer(Generic[T]):
 
     def _run_thread(self) -> None:
         async def reflect_until_stopped() -> None:
-            client = ApiClient(self._config, self._settings.request_seconds, self._metadata_only)
-            reflecting = asyncio.create_task(self._reflect(client))
+            reflecting = asyncio.create_task(self._reflect())
             await self._stop.wait()
             reflecting.cancel()
             # Closing the client first aborts TLS connections. If the task closed them, it would
             # wait for the server.
-            await client.close()
+            await self._client.close()
 
             with suppress(asyncio.CancelledError):
                 await reflecting
@@ -153,12 +152,12 @@ class Informer(Generic[T]):
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(reflect_until_stopped())
 
-    async def _reflect(self, client: ApiClient) -> NoReturn:
+    async def _reflect(self) -> NoReturn:
         while True:
             try:
                 if not self._resume_version:
-                    await self._list(client)
-                await self._watch(client)
+                    await self._list()
+                await self._watch()
             except SourceError as error:
                 await self._recover(error)
             except Exception as error:  # noqa: BLE001 - malformed answers raise various types
@@ -169,6 +168,7 @@ class Informer(Generic[T]):
                 await self._recover(SourceError("bad_answer", problem))
 
     async def _recover(self, error: SourceError) -> None:
+        # The version to resume from has expired.
         is_gone = error.reason == "gone"
         self._reads_etcd = is_gone
         if is_gone or error.reason in ("not_found", "bad_answer"):
@@ -184,7 +184,8 @@ class Informer(Generic[T]):
             limit = self._settings.max_refused_delay
             self._answered.set()
 
-        longest = min(limit, self._delays.get(error.reason, self._settings.first_delay))
+        delay = self._delays.get(error.reason, self._settings.first_delay)
+        longest = min(limit, delay)
         self._delays[error.reason] = 2 * longest
         # Random, so that thousands of nodes do not reconnect together.
         await asyncio.sleep(random.uniform(0, longest))
@@ -198,9 +199,9 @@ class Informer(Generic[T]):
             return logging.INFO
         return logging.WARNING
 
-    async def _list(self, client: ApiClient) -> None:
+    async def _list(self) -> None:
         if self._find_path is not None:
-            self._path = await self._find_path(client)
+            self._path = await self._find_path(self._client)
 
         query: dict[str, str] = {}
         if self._page_size:
@@ -211,7 +212,7 @@ class Informer(Generic[T]):
 
         objects: dict[str, T] = {}
         while True:
-            body = await client.read(self._path, self._params | query)
+            body = await self._client.read(self._path, self._params | query)
             page = find_decoder(_Page).decode(body)
             for raw in page.items or ():
                 item = find_decoder(KubeObject).decode(raw)
@@ -219,11 +220,11 @@ class Informer(Generic[T]):
                 if value is not None:
                     objects[_key(item)] = value
 
-            token = page.metadata.get("continue")
-            if not token:
+            next_page = page.metadata.get("continue")
+            if not next_page:
                 break
 
-            query = {"limit": str(self._page_size), "continue": token}
+            query = {"limit": str(self._page_size), "continue": next_page}
 
         with self._lock:
             self._objects = objects
@@ -232,7 +233,7 @@ class Informer(Generic[T]):
         self._answered.set()
         self._resume_version = page.metadata["resourceVersion"]
 
-    async def _watch(self, client: ApiClient) -> None:
+    async def _watch(self) -> None:
         settings = self._settings
         seconds = random.randint(*settings.watch_seconds)
         params = self._params | {
@@ -246,7 +247,8 @@ class Informer(Generic[T]):
         clock = asyncio.get_running_loop().time
         started = clock()
         try:
-            async with limit, client.watch(self._path, params, settings.silence_seconds) as lines:
+            opened = self._client.watch(self._path, params, settings.silence_seconds)
+            async with limit, opened as lines:
                 if self.error is not None:
                     level = min(logging.INFO, self._find_level(self.error))
                     _log.log(level, "watch of %s: resumed", self._path)
@@ -258,10 +260,11 @@ class Informer(Generic[T]):
                 raise
             self._resume_version = ""  # forces a new list, because a proxy may have dropped events
         finally:
+            # A watch that worked for a while was no failure.
             if clock() - started > settings.max_delay:
                 self._delays.clear()
 
-        # A server may end each watch at once.
+        # A server may end each watch at once, and must not be called without a pause.
         await asyncio.sleep(settings.first_delay)
 
     def _apply(self, line: bytes) -> None:
@@ -270,7 +273,10 @@ class Informer(Generic[T]):
         if event.type == "ERROR":
             self._resume_version = ""
             raise explain_status(
-                item.get("code", 0), msgspec.json.encode(item), self._path, self._config.origin
+                item.get("code", 0),
+                msgspec.json.encode(item),
+                self._path,
+                self._client.config.origin,
             )
 
         if event.type != "BOOKMARK":

@@ -11,6 +11,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
@@ -186,14 +187,14 @@ class KubeAddress:
 
     async def _find_service(self) -> ServiceName:
         async with self._connect(_SEARCH_SECONDS) as client:
-            everywhere = await self._list_services(client, "")
-            if everywhere is not None:
-                return _choose(everywhere)
+            services = await self._list_services(client, "")
+            if services is not None:
+                return _choose(services)
 
             if self._config.namespace:
-                own = await self._list_services(client, self._config.namespace)
-                if own:
-                    return _choose(own)
+                services = await self._list_services(client, self._config.namespace)
+                if services:
+                    return _choose(services)
 
             return await self._try_usual_names(client)
 
@@ -209,11 +210,9 @@ class KubeAddress:
         if response.status == 401:
             raise _refuse_login(self._config)
 
-        try:
-            if response.status == 200:
+        if response.status == 200:
+            with suppress(*BAD_JSON):
                 return read_list(find_decoder(KubeObject).decode(response.body), "items")
-        except BAD_JSON:
-            pass
 
         if _read_status(response.body):
             raise explain_status(response.status, response.body, path, self._config.origin)
@@ -228,7 +227,7 @@ class KubeAddress:
         """Returns the first Service with a usual name that the user may reach."""
         namespaces = dict.fromkeys([self._config.namespace, *_USUAL_NAMESPACES])
         services = [ServiceName(name, _USUAL_NAME) for name in namespaces if name]
-        is_missing = []
+        missing = []
         for service in services:
             response = await client.fetch(f"{service.path}health")
             # Only the API server answers with a Status object. Without it, podgpu has answered.
@@ -236,23 +235,23 @@ class KubeAddress:
             if not is_refused:
                 return service
             if response.status == 404:
-                is_missing.append(service)
+                missing.append(service)
 
         names = few_of(service.text for service in services)
-        if len(is_missing) == len(services):
+        if missing == services:
             text = (
                 f"none of the Services {names} exists, and you may not list Services: name "
                 "podgpu's Service with --service NAMESPACE/NAME"
             )
             raise SourceError("not_found", text)
 
-        denied = next(service for service in services if service not in is_missing)
+        denied = [service for service in services if service not in missing]
         text = (
             "you may not read podgpu through the API server: verb get, resource services/proxy; "
             f"tried {names}, because you may not list Services either. If podgpu is elsewhere, "
             "use --service NAMESPACE/NAME"
         )
-        raise AccessDenied(text, denied, await _find_user(client))
+        raise AccessDenied(text, denied[0], await _find_user(client))
 
 
 class _ProxyClient:
