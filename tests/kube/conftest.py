@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -28,6 +28,22 @@ def pod(name: str, node: str = "node-a", namespace: str = "team", **labels: str)
 
 def name_of(body: dict[str, Any]) -> str | None:
     return str(body["metadata"]["name"])
+
+
+SetVariables = Callable[[Mapping[str, str]], None]
+
+
+@pytest.fixture
+def set_variables(monkeypatch: pytest.MonkeyPatch) -> SetVariables:
+    """Returns a function that sets the variables from which an API server is found."""
+
+    def set_all(variables: Mapping[str, str]) -> None:
+        for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_all
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from podgpu.kube.config import NoApi, load_config
+from tests.kube.conftest import SetVariables
 
 PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "login"}
@@ -47,31 +48,38 @@ def account(tmp_path: Path) -> Path:
     return folder
 
 
-def in_pod(host: str = "10.96.0.1") -> dict[str, str]:
-    return {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "443", "HOME": "/nowhere"}
+IN_POD = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "KUBERNETES_SERVICE_PORT": "443",
+    "HOME": "/nowhere",
+}
 
 
-def test_a_pod_uses_its_service_account(account: Path) -> None:
-    found = load_config(environ=in_pod(), service_account=str(account))
+def test_a_pod_uses_its_service_account(account: Path, set_variables: SetVariables) -> None:
+    set_variables(IN_POD)
+    found = load_config(service_account=str(account))
     assert found.server == "https://10.96.0.1:443"
     assert found.token_file == str(account / "token")
     assert found.ca.file == str(account / "ca.crt")
 
 
-def test_a_named_kubeconfig_wins_over_the_service_account(account: Path, tmp_path: Path) -> None:
+def test_a_named_kubeconfig_wins_over_the_service_account(
+    account: Path, tmp_path: Path, set_variables: SetVariables
+) -> None:
+    set_variables(IN_POD)
     file = write(tmp_path / "config", kubeconfig())
-    assert (
-        load_config(file, environ=in_pod(), service_account=str(account)).server
-        == "https://10.0.0.1:6443"
-    )
+    assert load_config(file, service_account=str(account)).server == "https://10.0.0.1:6443"
 
 
-def test_a_pod_without_a_token_gets_advice(tmp_path: Path) -> None:
+def test_a_pod_without_a_token_gets_advice(tmp_path: Path, set_variables: SetVariables) -> None:
+    set_variables(IN_POD)
     with pytest.raises(NoApi, match="automountServiceAccountToken"):
-        load_config(environ=in_pod(), service_account=str(tmp_path))
+        load_config(service_account=str(tmp_path))
 
 
-def test_several_files_are_merged_and_the_first_wins(tmp_path: Path) -> None:
+def test_several_files_are_merged_and_the_first_wins(
+    tmp_path: Path, set_variables: SetVariables
+) -> None:
     first, second = (
         kubeconfig({"server": "https://first"}),
         kubeconfig({"server": "https://second"}, {"token": "t"}),
@@ -79,8 +87,8 @@ def test_several_files_are_merged_and_the_first_wins(tmp_path: Path) -> None:
     first["users"] = []
     second["current-context"] = "other"
     files = [write(tmp_path / "a", first), str(tmp_path / "missing"), write(tmp_path / "b", second)]
-    environ = {"KUBECONFIG": ":".join(files)}
-    merged = load_config(environ=environ, service_account=str(tmp_path))
+    set_variables({"KUBECONFIG": ":".join(files)})
+    merged = load_config(service_account=str(tmp_path))
     assert (merged.server, merged.token) == ("https://first", "t")
 
 

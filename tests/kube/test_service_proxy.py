@@ -21,6 +21,7 @@ from podgpu.kube.config import ApiConfig, NoApi, load_user_config
 from podgpu.kube.service_proxy import KubeAddress, ServiceName, parse_service
 from tests.certificates import Certificates
 from tests.kube.api_server import SimulatedApiServer
+from tests.kube.conftest import SetVariables
 from tests.kube.test_config import kubeconfig, write
 from tests.net import free_port
 from tests.top.servers import answer, podgpu_server, serving
@@ -412,30 +413,31 @@ def test_a_client_certificate(
 # The kubeconfig of a person
 
 
-def test_the_kubeconfig_of_a_person_wins_over_the_service_account(tmp_path: Path) -> None:
+def test_the_kubeconfig_of_a_person_wins_over_the_service_account(
+    tmp_path: Path, set_variables: SetVariables
+) -> None:
     document = kubeconfig()
     document["contexts"][0]["context"]["namespace"] = "team"
     document["contexts"].append({"name": "other", "context": {"cluster": "lab", "user": "lab"}})
     file = write(tmp_path / "config", document)
-    environ = {
-        "KUBECONFIG": f"/nowhere:{file}",
-        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-        "KUBERNETES_SERVICE_PORT": "443",
-    }
-    found = load_user_config(environ=environ)
+    in_pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    set_variables({"KUBECONFIG": f"/nowhere:{file}", **in_pod})
+    found = load_user_config()
     assert (found.server, found.namespace) == ("https://10.0.0.1:6443", "team")
-    assert load_user_config(file, "other", environ={}).namespace == ""
+    assert load_user_config(file, "other").namespace == ""
 
 
-def test_the_kubeconfig_at_home(tmp_path: Path) -> None:
+def test_the_kubeconfig_at_home(tmp_path: Path, set_variables: SetVariables) -> None:
+    set_variables({"HOME": str(tmp_path)})
     (tmp_path / ".kube").mkdir()
     write(tmp_path / ".kube/config", kubeconfig())
-    assert load_user_config(environ={"HOME": str(tmp_path)}).server == "https://10.0.0.1:6443"
+    assert load_user_config().server == "https://10.0.0.1:6443"
 
 
-def test_no_kubeconfig(tmp_path: Path) -> None:
+def test_no_kubeconfig(tmp_path: Path, set_variables: SetVariables) -> None:
+    set_variables({"HOME": str(tmp_path)})
     with pytest.raises(NoApi) as caught:
-        load_user_config(environ={"HOME": str(tmp_path)})
+        load_user_config()
     text = f"there is no kubeconfig: {tmp_path}/.kube/config cannot be found: set $KUBECONFIG"
     assert str(caught.value).startswith(text)
 

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -77,18 +77,13 @@ class ApiConfig:
     plugin_config: Any = None
 
 
-def load_config(
-    kubeconfig: str = "",
-    *,
-    environ: Mapping[str, str] = os.environ,
-    service_account: str = SERVICE_ACCOUNT,
-) -> ApiConfig:
+def load_config(kubeconfig: str = "", *, service_account: str = SERVICE_ACCOUNT) -> ApiConfig:
     """Returns the API server to use.
 
     The file `kubeconfig`, if given, overrides the service account. Raises NoApi if no API server
     is configured, or if the configuration cannot be used.
     """
-    config = _find_config(kubeconfig, environ, service_account)
+    config = _find_config(kubeconfig, service_account)
     if not config.verify:
         _log.warning(
             "%s: insecure-skip-tls-verify is set: podgpu sends its credentials to %s without "
@@ -101,14 +96,12 @@ def load_config(
     return config
 
 
-def load_user_config(
-    kubeconfig: str = "", context: str = "", *, environ: Mapping[str, str] = os.environ
-) -> ApiConfig:
+def load_user_config(kubeconfig: str = "", context: str = "") -> ApiConfig:
     """Returns the API server of a person who uses kubectl.
 
     `context`: a context of the kubeconfig. Default: the current one. Raises NoApi.
     """
-    files = [kubeconfig] if kubeconfig else _list_files(environ)
+    files = [kubeconfig] if kubeconfig else _list_files()
     existing = [name for name in files if os.path.exists(name)]
     if not existing:
         raise NoApi(
@@ -133,16 +126,17 @@ def _check_secrecy(config: ApiConfig) -> None:
         )
 
 
-def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: str) -> ApiConfig:
+def _find_config(kubeconfig: str, service_account: str) -> ApiConfig:
     if kubeconfig:
         return _read_kubeconfig([kubeconfig])
 
-    in_cluster = _find_service_account(environ, service_account)
+    in_cluster = _find_service_account(service_account)
     if in_cluster is not None:
         return in_cluster
 
-    files = _list_files(environ)
-    existing = [name for name in files if os.path.exists(name)]  # kubectl skips missing files, too
+    files = _list_files()
+    # kubectl skips missing files, too.
+    existing = [name for name in files if os.path.exists(name)]
     if existing:
         return _read_kubeconfig(existing)
 
@@ -153,25 +147,23 @@ def _find_config(kubeconfig: str, environ: Mapping[str, str], service_account: s
     )
 
 
-def _list_files(environ: Mapping[str, str]) -> list[str]:
+def _list_files() -> list[str]:
     """Returns the kubeconfigs that kubectl would read. They may not exist."""
-    names = environ.get("KUBECONFIG", "").split(os.pathsep)
-    files = list(filter(None, names))
-    if files:
-        return files
-    home = environ.get("HOME") or os.path.expanduser("~")
-    return [os.path.join(home, ".kube", "config")]
+    names = os.environ.get("KUBECONFIG", "").split(os.pathsep)
+    files = [name for name in names if name]
+    return files or [os.path.expanduser("~/.kube/config")]
 
 
-def _find_service_account(environ: Mapping[str, str], directory: str) -> ApiConfig | None:
-    host = environ.get("KUBERNETES_SERVICE_HOST")
-    port = environ.get("KUBERNETES_SERVICE_PORT")
+def _find_service_account(directory: str) -> ApiConfig | None:
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT")
     token = os.path.join(directory, "token")
     ca = os.path.join(directory, "ca.crt")
     if not host or not port:
         return None
     if not os.path.exists(token) or not os.path.exists(ca):
         return None
+    # an IPv6 address
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
 
@@ -235,7 +227,8 @@ class _Entry:
 
         try:
             text = base64.b64decode("".join(data.split()), validate=True).decode("ascii")
-        except ValueError:  # without the original error, which quotes the value
+        # Without the original error, which quotes the value.
+        except ValueError:
             raise self.error(key, "is not PEM in base64") from None
 
         return Pem(text=text, origin=f"{self.file}: {self.where}.{key}")
@@ -251,7 +244,8 @@ def _read_kubeconfig(
     files: dict[str, _Kubeconfig] = {}
     for path in paths:
         try:
-            content = Path(path).read_bytes()  # pipes are accepted, as in kubectl
+            # Pipes are accepted, as in kubectl.
+            content = Path(path).read_bytes()
             files[path] = decode_yaml(content, path, _Kubeconfig)
         except OSError as error:
             raise NoApi(f"cannot read the kubeconfig {path}: {error.strerror}") from error
@@ -270,8 +264,8 @@ def _read_kubeconfig(
     if context.text("user"):
         user = _find_entry(files, "users", context.text("user"))
 
-    config = _make_config(cluster, user, f"{context.file} (context {chosen})", is_attended)
-    return replace(config, namespace=context.text("namespace"))
+    origin = f"{context.file} (context {chosen})"
+    return _make_config(cluster, user, context.text("namespace"), origin, is_attended)
 
 
 def _find_current_context(files: Mapping[str, _Kubeconfig]) -> str:
@@ -307,7 +301,9 @@ def _find_entry(files: Mapping[str, _Kubeconfig], section: str, name: str) -> _E
     )
 
 
-def _make_config(cluster: _Entry, user: _Entry, origin: str, is_attended: bool) -> ApiConfig:
+def _make_config(
+    cluster: _Entry, user: _Entry, namespace: str, origin: str, is_attended: bool
+) -> ApiConfig:
     for name in _UNSUPPORTED:
         if user.values.get(name):
             raise user.error(
@@ -334,6 +330,7 @@ def _make_config(cluster: _Entry, user: _Entry, origin: str, is_attended: bool) 
         token=user.text("token").strip(),
         token_file=user.path(user.text("tokenFile")),
         plugin=_make_plugin(user, is_attended) if user.values.get("exec") else None,
+        namespace=namespace,
         plugin_config=_find_plugin_config(cluster),
     )
 
