@@ -38,6 +38,7 @@ def make_state(
         key: GpuOrInstance(holders=tuple(Holder(**asdict(w), usage=u) for w, u in those))
         for key, those in (usage or {}).items()
     }
+    more = {"unsupported": (), "pod_labels": {}} | more
     return build_node_state(
         TelemetryResult((device,), (device,), readings, at=1.0),
         Allocation(tuple(assignments)),

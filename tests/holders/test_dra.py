@@ -366,7 +366,9 @@ def test_the_checkpoint_distinguishes_instances_of_one_profile(
 def test_checkpoints_of_older_drivers(part: dict[str, Any]) -> None:
     device = {"gpu": None, "mig": {**part, "device": {"PoolName": POOL, "DeviceName": "m"}}}
     old = {"v2": {"preparedClaims": {"uid": {"preparedDevices": [{"devices": [device]}]}}}}
-    assert parse_driver_checkpoint(json.dumps(old).encode()).uuids == {(POOL, "m"): "MIG-1"}
+    assert parse_driver_checkpoint(json.dumps(old).encode(), "checkpoint.json").uuids == {
+        (POOL, "m"): "MIG-1"
+    }
 
 
 def test_without_the_api_server_the_checkpoint_is_enough(

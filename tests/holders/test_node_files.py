@@ -405,6 +405,8 @@ def test_malformed_podlists(content: bytes, place: str) -> None:
 )
 def test_malformed_checkpoints(content: bytes, place: str) -> None:
     assert (
-        failure(lambda: parse_checkpoint(content, "/x/checkpoint"), "/x/checkpoint", place).reason
+        failure(
+            lambda: parse_checkpoint(content, "/x/checkpoint", frozenset()), "/x/checkpoint", place
+        ).reason
         == "malformed"
     )

@@ -115,8 +115,8 @@ class TelemetryCollector:
         self._host_engine = self._telemetry if isinstance(self._telemetry, HostEngine) else None
         self.set_groups(self._groups)
 
-    def set_groups(self, groups: Sequence[FieldGroup]) -> None:
-        self._groups = tuple(groups)
+    def set_groups(self, groups: tuple[FieldGroup, ...]) -> None:
+        self._groups = groups
         self.drop_values()
         if self._host_engine is not None:
             self._host_engine.schedule(self._groups)

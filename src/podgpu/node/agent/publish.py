@@ -96,8 +96,8 @@ def build_node_state(
     allocation: Allocation,
     usage: UsageResult,
     health: HealthReport,
-    unsupported: Iterable[UnsupportedField] = (),
-    pod_labels: PodLabels | None = None,
+    unsupported: Iterable[UnsupportedField],
+    pod_labels: PodLabels,
     **members: Any,
 ) -> NodeState:
     """Builds the document from the latest readings.
@@ -110,10 +110,10 @@ def build_node_state(
     entities: list[EntityState] = []
     for reading in telemetry.readings.values():
         entities.extend(reading.entities)
-    vcuda = map(allocation.with_api_uid, allocation.vcuda)
+    vcuda = [allocation.with_api_uid(request) for request in allocation.vcuda]
 
     labels_of = {}
-    for pod, labels in (pod_labels or {}).items():
+    for pod, labels in pod_labels.items():
         labels_of["/".join(pod)] = dict(labels)
 
     dropped = {}

@@ -538,9 +538,7 @@ class DriverCheckpoint:
         return self._last
 
 
-def parse_driver_checkpoint(
-    content: bytes, path: str = "the driver's checkpoint"
-) -> PreparedClaims:
+def parse_driver_checkpoint(content: bytes, path: str) -> PreparedClaims:
     """Parses version 2 of the file. Raises SourceError if it is malformed."""
     uuids: dict[DeviceName, str] = {}
     results: dict[ClaimName, tuple[ClaimResult, ...]] = {}

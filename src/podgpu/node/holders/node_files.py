@@ -127,7 +127,7 @@ def _warn_if_mounted(path: str) -> None:
         )
 
 
-def parse_podlist(content: bytes, path: str = "podlist.json") -> tuple[HeldId, ...]:
+def parse_podlist(content: bytes, path: str) -> tuple[HeldId, ...]:
     """Returns the held device ids.
 
     Raises SourceError if the file is empty or malformed. An empty list is valid.
@@ -182,7 +182,7 @@ class CheckpointAllocation(AllocationSource):
 
 
 def parse_checkpoint(
-    content: bytes, path: str, resource_names: frozenset[str] = frozenset()
+    content: bytes, path: str, resource_names: frozenset[str]
 ) -> tuple[list[HeldId], Mapping[SharedDevice, Set[str]]]:
     """Returns the held GPU ids, and the registered replicas of shared GPUs.
 

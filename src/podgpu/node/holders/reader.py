@@ -572,7 +572,7 @@ def find_lost_gpus(
     """
     uuids = set(offered)
     for entry in unmapped:
-        if some_lost and entry.reason == "unknown_device" and entry.source == "kubelet":
+        if some_lost and entry.reason == "unknown_device" and entry.source == KUBELET:
             device_id = parse_device_id(entry.device_id)
             if device_id is not None and device_id.gpu_uuid:
                 uuids.add(device_id.gpu_uuid)
