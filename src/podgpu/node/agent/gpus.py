@@ -151,7 +151,9 @@ class TelemetryCollector:
                 sources.append(self._errors.make_status(job.name, result, job.uuid))
             if reading is not None:
                 readings[job.key] = reading
-                self._count_problems(job.name, reading)
+                self._dropped.update(reading.dropped)
+                for reason in reading.errors:
+                    self._errors.add(job.name, reason)
 
         self._update_known(readings, {job.key for job in jobs} - readings.keys())
         return self._make_result(groups, sources, readings)
@@ -192,11 +194,6 @@ class TelemetryCollector:
             calls[job.worker] = partial(_read_groups, job.read, unread)
 
         return self._workers.run(calls, self._deadline)
-
-    def _count_problems(self, name: str, reading: GpuReading) -> None:
-        self._dropped.update(reading.dropped)
-        for reason in reading.errors:
-            self._errors.add(name, reason)
 
     def _list_jobs(self) -> list[_Job]:
         jobs = []

@@ -43,21 +43,18 @@ class OrphanWatch:
             # The wall clock may have been set back.
             since[key] = min(now, self._since.get(key, now))
             if now - since[key] >= ORPHAN_SECONDS:
-                orphan = self._make_orphan(process, owner, since[key])
+                orphan = Orphan(
+                    pid=process.pid,
+                    memory_used_bytes=process.memory,
+                    since=since[key],
+                    program=self._read_program(process.pid),
+                    is_gone=owner.has_ended,
+                    former=owner.workload,
+                )
                 orphans.setdefault(process.device, []).append(orphan)
 
         self._since = since
         return {device: tuple(listed[:_MAX_ORPHANS]) for device, listed in orphans.items()}
-
-    def _make_orphan(self, process: ProcessUsage, owner: ProcessOwner, since: float) -> Orphan:
-        return Orphan(
-            pid=process.pid,
-            memory_used_bytes=process.memory or 0,
-            since=since,
-            program=self._read_program(process.pid),
-            is_gone=owner.has_ended,
-            former=owner.workload,
-        )
 
 
 def _list_processes(usages: Iterable[DeviceUsage]) -> Iterator[ProcessUsage]:
@@ -79,8 +76,9 @@ def _is_orphan(process: ProcessUsage, owner: ProcessOwner, allocation: Allocatio
         # a process of the host, or of a container outside Kubernetes
         return _is_free(process.device, allocation)
     # A kubelet that lists no pod has just started.
-    pods = allocation.listed_pods
-    return bool(pods and workload.pod) and workload.pod_name not in pods
+    if not allocation.listed_pods or not workload.pod:
+        return False
+    return workload.pod_name not in allocation.listed_pods
 
 
 def _is_free(device: str, allocation: Allocation) -> bool:

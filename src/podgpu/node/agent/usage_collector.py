@@ -112,7 +112,9 @@ class UsageCollector:
         elapsed_ns = self._take_elapsed_ns(began)
         self._ledger.charge(owned, reading.answers, elapsed_ns, began_at, unallocated)
 
-        failed = _select_unreported(reading.errors, telemetry.sources)
+        # GPUs that cannot be read at all already have a status.
+        reported = {source.device for source in telemetry.sources if not source.up}
+        failed = {uuid: e for uuid, e in reading.errors.items() if uuid not in reported}
         status = self._make_status(self._clock.monotonic() - began, owners, failed)
         statuses = [status, *_switches_status(reading.answers.values())]
 
@@ -194,17 +196,6 @@ class UsageCollector:
         others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         message = f"container usage of {uuid}{others} is unknown and omitted: {error}"
         return SourceStatus(SOURCE, False, seconds, getattr(error, "reason", "error"), message)
-
-
-def _select_unreported(
-    errors: Mapping[str, SourceError | StartError], sources: Iterable[SourceStatus]
-) -> dict[str, SourceError | StartError]:
-    """Returns the errors of GPUs whose own source does not report a failure."""
-    unreported = dict(errors)
-    for source in sources:
-        if not source.up:
-            unreported.pop(source.device, None)
-    return unreported
 
 
 def add_owners(

@@ -22,9 +22,6 @@ from podgpu.model import (
 VCUDA_CORE = "tencent.com/vcuda-core"
 VCUDA_MEMORY = "tencent.com/vcuda-memory"
 
-SharedDevice = tuple[object, ...]
-"""A `DeviceId` without `replica`. It is the same for all replicas of a shared device."""
-
 
 class DeviceId(NamedTuple):
     """A parsed device id. Fields that the id does not contain are None, False or empty."""
@@ -40,8 +37,9 @@ class DeviceId(NamedTuple):
     replica: str = ""  # time slice, MPS client or vGPU of a shared device
 
     @property
-    def shared(self) -> SharedDevice:
-        return self[:-1]
+    def without_replica(self) -> DeviceId:
+        """The same for all replicas of a shared device."""
+        return self._replace(replica="")
 
 
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -159,7 +157,7 @@ def map_held(
     source: str,
     held: Iterable[HeldId],
     devices: Sequence[Device],
-    registered: Mapping[SharedDevice, Set[str]] | None = None,
+    registered: Mapping[DeviceId, Set[str]] | None = None,
     parse: Callable[[str], DeviceId | None] = parse_device_id,
 ) -> Allocation:
     """Maps ids to devices. Creates one assignment per holder and device.
@@ -220,7 +218,7 @@ def add_shares(shares: Iterable[float | None]) -> float | None:
 
 
 def _compute_share(
-    replicas: Mapping[SharedDevice, Set[str]], held: Sequence[_HeldDevice]
+    replicas: Mapping[DeviceId, Set[str]], held: Sequence[_HeldDevice]
 ) -> float | None:
     """Returns held replicas divided by all replicas, or 1 for a whole device.
 
@@ -235,7 +233,7 @@ def _compute_share(
     if not all(device_id.replica for device_id in ids):
         return 1.0
 
-    counts = Counter(device_id.shared for device_id in ids)
+    counts = Counter(device_id.without_replica for device_id in ids)
     if not counts.keys() <= replicas.keys():
         return None
     return add_shares(count / len(replicas[shared]) for shared, count in counts.items())
@@ -258,27 +256,27 @@ def sort_allocation(assignments: Iterable[Assignment], unmapped: Iterable[Unmapp
 # Replicas of shared devices
 
 
-def group_replicas(registered: Iterable[str]) -> dict[SharedDevice, set[str]]:
-    """Returns the replicas of each shared device.
+def group_replicas(registered: Iterable[str]) -> dict[DeviceId, set[str]]:
+    """Returns the replicas of each shared device, by its id without a replica.
 
     `registered`: ids that a device plugin registered.
     """
-    replicas: dict[SharedDevice, set[str]] = defaultdict(set)
+    replicas: dict[DeviceId, set[str]] = defaultdict(set)
     for text in registered:
         device_id = parse_device_id(text)
         if device_id is not None and device_id.replica:
-            replicas[device_id.shared].add(device_id.replica)
+            replicas[device_id.without_replica].add(device_id.replica)
     return dict(replicas)
 
 
 def _add_held(
-    registered: Mapping[SharedDevice, Set[str]], held: Iterable[DeviceId]
-) -> dict[SharedDevice, set[str]]:
+    registered: Mapping[DeviceId, Set[str]], held: Iterable[DeviceId]
+) -> dict[DeviceId, set[str]]:
     """Adds held replicas that are not registered, so that shares add up to at most 1."""
     replicas = {shared: set(numbers) for shared, numbers in registered.items()}
     for device_id in held:
-        if device_id.replica and device_id.shared in replicas:
-            replicas[device_id.shared].add(device_id.replica)
+        if device_id.replica and device_id.without_replica in replicas:
+            replicas[device_id.without_replica].add(device_id.replica)
     return replicas
 
 

@@ -29,8 +29,8 @@ from podgpu.files import explain_read_error
 from podgpu.model import Allocation, Device, Workload
 from podgpu.node.holders import KUBELET, AllocationSource, podresources_pb2
 from podgpu.node.holders.device_ids import (
+    DeviceId,
     HeldId,
-    SharedDevice,
     count_vcuda,
     group_replicas,
     is_gpu,
@@ -86,8 +86,8 @@ class KubeletAllocation(AllocationSource):
         self._clock = clock
         self._allocatable_at = float("-inf")
         self._offered: frozenset[str] = frozenset()
-        self._replicas: dict[SharedDevice, set[str]] = {}
-        self._held_shared: set[SharedDevice] = set()  # at the last call
+        self._replicas: dict[DeviceId, set[str]] = {}
+        self._held_shared: set[DeviceId] = set()  # at the last call
 
     def assignments(self, devices: Sequence[Device]) -> Allocation:
         response = self.list_pods()

@@ -57,38 +57,34 @@ def _read_statuses(
         if pod.is_finished:
             continue
         for container in pod.all_containers:
-            yield from _read_ids(container, index)
-            yield from _read_claims(container, claimed[pod.workload(container).key])
+            names = claimed[pod.workload(container).key]
+            yield from _read_container(container, index, names)
 
 
-def _read_ids(container: ContainerRecord, index: DeviceIndex) -> Iterator[_DeviceStatus]:
+def _read_container(
+    container: ContainerRecord, index: DeviceIndex, names: Mapping[str, str]
+) -> Iterator[_DeviceStatus]:
+    """`names`: name of each claimed device in its ResourceSlice, by device key."""
     for entry in container.health:
-        device_id = parse_device_id(entry.device_id)
-        if device_id is None or entry.resource.startswith(_CLAIM):
+        # Kubernetes may not know the health.
+        if entry.health not in (HEALTHY, UNHEALTHY):
             continue
-
-        health = _parse_health(entry)
-        if health is not None:
-            for device in index.find(device_id):
-                yield device.key, health
+        health = KubernetesHealth(entry.health, entry.message)
+        for key in _find_devices(entry, index, names):
+            yield key, health
 
 
-def _read_claims(container: ContainerRecord, names: Mapping[str, str]) -> Iterator[_DeviceStatus]:
-    """`names`: name of each claimed device in its ResourceSlice, by device key.
+def _find_devices(entry: ResourceHealth, index: DeviceIndex, names: Mapping[str, str]) -> list[str]:
+    """Returns the keys of the devices that a status is about."""
+    if entry.resource.startswith(_CLAIM):
+        # The id ends with the name of the device.
+        return [key for key, name in names.items() if _ends_with_name(entry.device_id, name)]
 
-    The id of an entry ends with the name of the device.
-    """
-    for entry in container.health:
-        health = _parse_health(entry)
-        if health is None or not entry.resource.startswith(_CLAIM):
-            continue
-        for key, name in names.items():
-            if entry.device_id.endswith((f"-{name}", f"/{name}", f"={name}")):
-                yield key, health
+    device_id = parse_device_id(entry.device_id)
+    if device_id is None:
+        return []
+    return [device.key for device in index.find(device_id)]
 
 
-def _parse_health(entry: ResourceHealth) -> KubernetesHealth | None:
-    """Returns None if Kubernetes does not know the health."""
-    if entry.health not in (HEALTHY, UNHEALTHY):
-        return None
-    return KubernetesHealth(entry.health, entry.message)
+def _ends_with_name(device_id: str, name: str) -> bool:
+    return device_id.endswith((f"-{name}", f"/{name}", f"={name}"))

@@ -28,8 +28,8 @@ from podgpu.files import (
 from podgpu.model import Allocation, Assignment, Device, ProcessUsage, Unmapped, Workload
 from podgpu.node.holders import AllocationSource
 from podgpu.node.holders.device_ids import (
+    DeviceId,
     HeldId,
-    SharedDevice,
     group_replicas,
     is_gpu,
     map_held,
@@ -183,7 +183,7 @@ class CheckpointAllocation(AllocationSource):
 
 def parse_checkpoint(
     content: bytes, path: str, resource_names: frozenset[str]
-) -> tuple[list[HeldId], Mapping[SharedDevice, Set[str]]]:
+) -> tuple[list[HeldId], Mapping[DeviceId, Set[str]]]:
     """Returns the held GPU ids, and the registered replicas of shared GPUs.
 
     Raises SourceError if the checkpoint is malformed.
