@@ -248,7 +248,7 @@ def explain_status(status: int, body: bytes, path: str, origin: str) -> SourceEr
 
     Quotes the server's message.
     """
-    # 429 says that the server is busy.
+    # 429 and 5xx are problems of the server.
     other_reason = "server_error" if status >= 429 else "bad_answer"
     reason = _STATUSES.get(status, other_reason)
     message = ""

@@ -182,7 +182,7 @@ def _sort_pairs(values: Mapping[str, Any]) -> Pairs:
 
 def _read_claims(spec: KubeObject, status: KubeObject) -> dict[str, list[tuple[str, str]]]:
     """Returns the ResourceClaims and requests that each container uses, by container."""
-    # The names that the pod uses for its claims. The name of the object may be missing.
+    # ResourceClaim by the pod's name for it. The status has those made of templates.
     names: dict[str, str | None] = {}
     for entry in read_list(spec, "resourceClaims") + read_list(status, "resourceClaimStatuses"):
         names[entry["name"]] = entry.get("resourceClaimName")
@@ -276,11 +276,11 @@ def _find_top_owner(kind: str, name: str, labels: Mapping[str, str]) -> tuple[st
     A label counts only on a pod whose controller is of the kind that the operator creates, because
     users may set labels.
     """
-    if kind == "ReplicaSet":
-        template = labels.get(_HASH_LABEL)
+    # Only Deployments set this label. They add its value to the names of their ReplicaSets.
+    template = labels.get(_HASH_LABEL)
+    if kind == "ReplicaSet" and template:
         deployment = name.removesuffix(f"-{template}")
-        # Only Deployments set this label.
-        if template and deployment not in (name, ""):
+        if deployment and deployment != name:
             return "Deployment", deployment
 
     for created, label, owner_kind in _OPERATOR_LABELS:

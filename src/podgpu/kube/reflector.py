@@ -85,6 +85,7 @@ class Informer(Generic[T]):
         one node. `convert` returns the value to store, or None to skip the object. With
         `page_size` 0, the list is not paged. `is_optional`: the server may lack the API.
         """
+        # Read by any thread
         self._lock = threading.Lock()
         self._objects: dict[str, T] = {}
         self.synced = False  # True after the whole collection has been read once
@@ -93,6 +94,8 @@ class Informer(Generic[T]):
         # The last error. None while the watch works, and before the first response. If set, objects
         # may be stale.
         self.error: SourceError | None = None
+
+        # What is read, and how
         self._settings = settings or ReflectorSettings()
         self._client = ApiClient(config, self._settings.request_seconds, metadata_only)
         self._path = path
@@ -101,6 +104,8 @@ class Informer(Generic[T]):
         self._find_path = find_path
         self._page_size = page_size
         self._is_optional = is_optional
+
+        # State between two requests, used by the thread of the watch only
         # Reason -> longest next delay. Kept by reason, so that a new kind of failure is retried
         # soon.
         self._delays: dict[str, float] = {}
@@ -109,6 +114,7 @@ class Informer(Generic[T]):
         # True if the next list must come from etcd, not from the API server's cache, which may have
         # the same expired version.
         self._reads_etcd = False
+
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         name = f"watch-{path.rpartition('/')[2]}"

@@ -191,6 +191,7 @@ class KubeAddress:
             if services is not None:
                 return _choose(services)
 
+            # The user may list the Services of some namespaces only.
             if self._config.namespace:
                 services = await self._list_services(client, self._config.namespace)
                 if services:

@@ -156,7 +156,7 @@ class Agent:
         )
 
         self._results = LatestResults()
-        # by UUID; shown even after a GPU was lost
+        # by UUID
         self._serials: dict[str, FieldValues] = {}
         self._publisher = Publisher(
             self.clock,
@@ -230,6 +230,7 @@ class Agent:
             self._results.telemetry = result
             self._health.update(result)
 
+        # A GPU that is lost later still has its serial number.
         for uuid, reading in result.readings.items():
             if _SERIAL in reading.slow_values:
                 self._serials[uuid] = {_SERIAL: reading.slow_values[_SERIAL]}

@@ -35,6 +35,11 @@ class Selection:
     def shows_instance(self, number: int) -> bool:
         return self.instances is not None and (not self.instances or number in self.instances)
 
+    @property
+    def needs_all_gpus(self) -> bool:
+        """True if instances are selected, because these are known only after a reading."""
+        return self.instances is not None
+
     def select(self, devices: Sequence[Device]) -> set[str]:
         """Returns the keys of the selected devices. Ignores ids of devices that do not exist."""
         gpus, instances = _split(devices)

@@ -200,13 +200,9 @@ class TelemetryCollector:
         if self._host_engine is not None:
             jobs.append(_Job(OTHERS, "", self._host_engine.read_others))
 
-        # If -d selects MIG instances, all GPUs are read, because instances are known only after a
-        # reading.
-        reads_all = self._selection.instances is not None
         shown = self._selection.select(self._listed())
-
         for gpu in self._inventory.gpus:
-            if reads_all or gpu.uuid in shown:
+            if self._selection.needs_all_gpus or gpu.uuid in shown:
                 read = partial(self._telemetry.read, gpu)
                 jobs.append(_Job(f"gpu{gpu.index}", gpu.uuid, read))
         return jobs
@@ -352,9 +348,9 @@ class TelemetryCollector:
 
     def _report_unreachable(self) -> list[SourceStatus]:
         sources = []
-        reads_all = self._selection.instances is not None
+        selection = self._selection
         for index, why in self._inventory.unreachable.items():
-            if not reads_all and not self._selection.shows_gpu(index):
+            if not selection.needs_all_gpus and not selection.shows_gpu(index):
                 continue
 
             name = f"gpu{index}"

@@ -519,8 +519,8 @@ class HealthWatch:
             since[XID] = min(seen.first for seen in gpu.xids.values())
         if gpu.caused:
             causes = gpu.caused.values()
-            texts = few_of([seen.cause for seen in causes], 2)
-            details[APPLICATION_XID] = texts[:MAX_DETAIL]
+            text = few_of([seen.cause for seen in causes], most=2)
+            details[APPLICATION_XID] = text[:MAX_DETAIL]
             since[APPLICATION_XID] = min(seen.first for seen in causes)
 
         present, healthy = self._judge(details, since, failures)

@@ -337,9 +337,9 @@ def _merge_workloads(
     shares = {}
     for assignment in assignments:
         holder = assignment.holder
-        same = workloads.get(holder.key, holder)
-        uid = holder.uid or same.uid
-        workloads[holder.key] = structs.replace(holder, uid=uid, user=same.user)
+        user = workloads.get(holder.key, holder)
+        uid = holder.uid or user.uid
+        workloads[holder.key] = structs.replace(holder, uid=uid, user=user.user)
         shares[holder.key] = assignment.share
 
     holders = {workloads[key]: shares[key] for key in sorted(shares)}
@@ -467,12 +467,11 @@ def _is_shared(usage: DeviceUsage, owners: OwnersByPid) -> bool:
 
 def _switches_status(answers: Iterable[DeviceUsage]) -> list[SourceStatus]:
     """Returns the status of the context-switch logs. Empty if no GPU uses a log."""
-    logs = [answer.problems.switches for answer in answers]
-    logs_in_use = select_known(logs)
-    if not logs_in_use:
+    logs = select_known(answer.problems.switches for answer in answers)
+    if not logs:
         return []
 
-    for log in logs_in_use:
+    for log in logs:
         if log.fallback:
             return [SourceStatus(SWITCHES, False, 0.0, log.fallback_reason, log.fallback)]
     return [SourceStatus(SWITCHES, True, 0.0)]

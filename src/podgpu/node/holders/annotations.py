@@ -601,6 +601,7 @@ def _find_container(pod: PodRecord) -> ContainerRecord | None:
 
 def _compute_share(pod: PodRecord, device: Device | None) -> float | None:
     """Returns the fraction of the GPU that the pod holds. None if it is unknown."""
+    # Without this annotation, the text is empty and no number.
     with suppress(ValueError):
         fraction = float(pod.annotation(GPU_FRACTION))
         if 0 < fraction <= 1:

@@ -102,6 +102,7 @@ class PodlistAllocation(AllocationSource):
         identity = identify_file(path)
         written_at = identity.modified_ns / 1e9
         if self._identity is None:
+            # Only the file's own time says how old it is.
             self._changed_at = now - max(0.0, time.time() - written_at)
         elif identity != self._identity:
             # The monotonic time, because the clock of the node may be set.

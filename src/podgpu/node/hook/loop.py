@@ -123,6 +123,7 @@ class Hook:
 
         Returns True if the runtime reported its containers before the end.
         """
+        # Without cards, the plugin does not change containers.
         cards = (lambda: self.writer.cards) if self.inject else None
         plugin = Plugin(self.writer.update, self._counters, cards)
         problem = self._serve(plugin)
