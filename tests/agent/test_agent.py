@@ -159,7 +159,7 @@ def test_the_loops_run_and_end(node: Node) -> None:
 def test_a_bug_in_a_loop_ends_the_process_instead_of_leaving_old_figures(node: Node) -> None:
     ended = threading.Event()
 
-    node.agent.read_allocation = lambda: 1 / 0  # type: ignore[misc, assignment]
+    node.agent.read_allocation = lambda: 1 / 0  # type: ignore[assignment]
     node.agent.start(on_fatal=ended.set)
     assert ended.wait(30)
     assert node.agent.fatal is not None

@@ -11,7 +11,6 @@ from typing import Literal
 
 from podgpu.clock import Clock
 from podgpu.errors import ReadNotes, SourceError, StartError, UsageError
-from podgpu.metrics.counters import CounterSpec
 from podgpu.metrics.labels import Policy
 from podgpu.model import (
     FieldValues,
@@ -33,6 +32,7 @@ from podgpu.node.agent.publish import (
 from podgpu.node.agent.schedule import (
     WARM_UP_SECONDS,
     Collection,
+    CounterSpecs,
     ReadCounters,
     Schedule,
     group_fields,
@@ -269,31 +269,34 @@ class Agent:
         results = self._workers.run({COUNTERS: self._read_counters}, self.settings.deadline)
         result = results[COUNTERS]
         counters = result.value
-        policy = self.settings.policy
-        if counters is not None and counters != policy.counters:
+        if counters is not None and counters != self.settings.policy.counters:
             try:
-                schedule = self._make_schedule(counters)
+                self._use_counters(counters)
             except UsageError as e:
                 # a collection matches none of the counters
                 result = replace(result, error=SourceError("malformed", str(e)))
-            else:
-                with self._reading:
-                    self._schedule = schedule
-                    policy = replace(policy, counters=counters)
-                    self.settings = replace(self.settings, policy=policy)
-                    self._telemetry_collector.set_groups(schedule.groups)
-                _log.info("counters changed: %d fields", len(counters))
-                # All fields are due.
-                self._telemetry_now.set()
 
         self._results.counters = (self._errors.make_status(COUNTERS, result),)
 
-    def _make_schedule(self, counters: Sequence[CounterSpec]) -> Schedule:
+    def _use_counters(self, counters: CounterSpecs) -> None:
+        """Raises UsageError if a collection matches none of the counters."""
+        schedule = self._make_schedule(counters)
+        policy = replace(self.settings.policy, counters=counters)
+        with self._reading:
+            self._schedule = schedule
+            self.settings = replace(self.settings, policy=policy)
+            self._telemetry_collector.set_groups(schedule.groups)
+        _log.info("counters changed: %d fields", len(counters))
+        # All fields are due.
+        self._telemetry_now.set()
+
+    def _make_schedule(self, counters: CounterSpecs) -> Schedule:
         """Raises UsageError if a collection matches none of the counters."""
         settings = self.settings
-        return Schedule(
-            group_fields(counters, settings.interval, settings.collections, settings.skip_empty)
+        groups = group_fields(
+            counters, settings.interval, settings.collections, settings.skip_empty
         )
+        return Schedule(groups)
 
     def _publish(self) -> None:
         # After `stop`, all calls fail, and these failures must not be published.

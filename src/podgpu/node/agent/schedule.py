@@ -240,8 +240,8 @@ def group_fields(
 class Schedule:
     """Computes when each field group is due. Not thread-safe."""
 
-    def __init__(self, groups: Sequence[FieldGroup]) -> None:
-        self.groups = tuple(groups)
+    def __init__(self, groups: tuple[FieldGroup, ...]) -> None:
+        self.groups = groups
         self._next: dict[FieldGroup, float] = {}
 
     @property
