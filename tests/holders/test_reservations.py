@@ -59,7 +59,7 @@ def listed(number: int, name: str = "gpu-reservation-1") -> dict[str, Allocation
 
 
 def merged(readings: dict[str, Allocation], *pods: PodRecord) -> Allocation:
-    return merge(replace_reservations(readings, pods, NODE))
+    return merge(replace_reservations(readings, pods, NODE, lambda workload: workload))
 
 
 def shares(allocation: Allocation) -> list[tuple[str, str, str, float | None]]:

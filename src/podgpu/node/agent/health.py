@@ -313,6 +313,7 @@ class HealthWatch:
     def update(self, result: TelemetryResult) -> None:
         now = self._clock()
         values_of = result.values
+        # A mask that was not just read has been counted before.
         for group in result.groups:
             ids = [spec.id for spec in group.fields]
             if CLOCK_EVENTS_FIELD in ids:
@@ -345,6 +346,7 @@ class HealthWatch:
             self._clock_masks[key] = mask
             present = [(key, event) for event in clock_events_of(mask)]
             self._clock_events.add(present, now)
+            # Events that have just begun
             for event in clock_events_of(mask & ~before):
                 self._clock_events.totals[key, event] += 1
 

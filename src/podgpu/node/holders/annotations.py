@@ -474,7 +474,7 @@ def replace_reservations(
     readings: Mapping[str, Allocation],
     pods: Sequence[PodRecord],
     devices: Sequence[Device],
-    complete: Complete = lambda workload: workload,
+    complete: Complete,
 ) -> dict[str, Allocation]:
     """Replaces each reservation pod by the pods of its group, in the readings of all sources.
 
@@ -506,9 +506,9 @@ def replace_reservations(
                 kept.append(assignment)
         replaced[source] = replace(reading, assignments=tuple(kept), unmapped=tuple(unmapped))
 
-    for source, reading in replaced.items():
-        replaced[source] = _mark_shared(reading, unknown_devices)
-
+    replaced = {
+        source: _mark_shared(reading, unknown_devices) for source, reading in replaced.items()
+    }
     if pods:
         members = _find_members(pods, reserved, devices)
         reading = replaced[SOURCE]

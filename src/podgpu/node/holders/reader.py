@@ -97,7 +97,7 @@ class AllocationCache:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._answer: Allocation | None = None
+        self._answer = Allocation()
         self._answered_at = float("-inf")
         self._holders: dict[Workload, CachedHolder] = {}
 
@@ -132,7 +132,7 @@ class AllocationCache:
         self._holders = kept
 
         is_recent = now - self._answered_at <= GRACE_SECONDS
-        if self._answer is None or not (kept or is_recent):
+        if not kept and not is_recent:
             return None
         # Holders stay as long as their containers run. Everything else becomes unknown earlier.
         last = self._answer if is_recent else Allocation()
