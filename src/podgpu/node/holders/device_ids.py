@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from functools import lru_cache
 from typing import NamedTuple
 
 from podgpu.known import sum_all
@@ -60,7 +59,6 @@ _VCUDA_ID = re.compile(r"tencent\.com/vcuda-(?P<kind>core|memory-268435456)-[0-9
 _MINOR = re.compile(_NUMBER, re.ASCII)
 
 
-@lru_cache(maxsize=4096)
 def parse_device_id(text: str) -> DeviceId | None:
     """Parses a device id.
 
