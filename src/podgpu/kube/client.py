@@ -305,6 +305,7 @@ class Credentials:
         self._current: tuple[str, ssl.SSLContext | None] | None = None
         self._renewed_at = 0.0
         self._renew_at = 0.0
+        # aiohttp reuses a connection only for the same context.
         self._cached_context = lru_cache(maxsize=1)(self._make_context)
         self._lock = asyncio.Lock()
 

@@ -275,7 +275,8 @@ class TelemetryCollector:
         Returns None for any other GPU. The GPU stays removed until it answers, even if an
         allocation source lists it.
         """
-        if uuid not in self._absent and not (lost and uuid in self._known):
+        is_lost_but_listed = lost and uuid in self._known
+        if uuid not in self._absent and not is_lost_but_listed:
             return None
 
         self._forgotten |= {uuid}

@@ -525,7 +525,7 @@ class HealthWatch:
             details[APPLICATION_XID] = text[:MAX_DETAIL]
             since[APPLICATION_XID] = min(seen.first for seen in causes)
 
-        present, healthy = self._judge(details, since, failures)
+        present, healthy = self._list_conditions(details, since, failures)
         for name, detail in _compare_with_kubernetes(gpu, present, opinions, now).items():
             if detail is None:
                 healthy.append(name)
@@ -540,7 +540,7 @@ class HealthWatch:
             last_holders=gpu.holders if was_lost_in_use else (),
         )
 
-    def _judge(
+    def _list_conditions(
         self,
         details: Mapping[str, str | None],
         since: Mapping[str, float],
