@@ -248,6 +248,16 @@ def test_readings_only_after_the_xid_name_nobody(readings: Readings) -> None:
     assert readings.finish({GREEN: 10**8}) == "unknown"
 
 
+def test_a_gpu_that_is_no_longer_read_names_nobody(readings: Readings) -> None:
+    readings.read(-0.5, {RED: 10**8}, listed=[RED])
+    readings.fail()
+    readings.now = AT + 29.0
+    assert readings.blame.decide([], readings.owners) == []
+    readings.now = AT + 31.0
+    (verdict,) = readings.blame.decide([], readings.owners)
+    assert verdict.culprit is None
+
+
 # By the log of context switches
 
 
@@ -262,6 +272,12 @@ def test_the_last_time_on_the_engine_names_the_cause(readings: Readings) -> None
     switches_before(readings, last)
     # By the samples, neither works any more.
     assert readings.finish({}, last={GREEN: 0.4}) == "red"
+
+
+def test_of_several_processes_the_last_one_on_the_engine_is_named(readings: Readings) -> None:
+    switches_before(readings, {RED: -0.5, RED_TOO: -0.25})
+    assert readings.finish({}, last={}) == "red"
+    assert [verdict.pid for verdict in readings.verdicts] == [RED_TOO]
 
 
 def test_a_process_that_rests_for_longer_than_a_second_is_no_candidate(
