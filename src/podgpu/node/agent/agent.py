@@ -100,7 +100,7 @@ class Agent:
 
         `kernel_log`: names the processes that cause XIDs.
         """
-        # `read_counters` replaces the counters of the policy.
+        # `read_counters` replaces `policy.counters`.
         self.settings = settings or Settings()
         self.clock = clock or Clock()
         self.fatal: StartError | None = None
@@ -140,16 +140,7 @@ class Agent:
             self._loops["allocation"] = self._allocation_loop
         self._usage_collector: UsageCollector | None = None
         if containers is not None:
-            owners = ProcessOwners(
-                containers, self._allocations.complete, self._allocations.read_identities
-            )
-            self._usage_collector = self._make_usage_collector(owners, ledger, kernel_log)
-            self._loops["usage"] = self._usage_loop
-            if kernel_log is not None:
-                # A process that causes an XID is looked up at once, because it is about to exit.
-                self._loops["kernel-log"] = partial(
-                    kernel_log.run, self._stopped, lambda line: owners.find_early([line.pid])
-                )
+            self._add_usage(containers, ledger, kernel_log)
 
         self._health = HealthWatch(
             self.clock, policy.xid_window_ms / 1000, policy.clock_window_ms / 1000
@@ -170,9 +161,13 @@ class Agent:
         self._released_until = float("-inf")
         self.published = self._make_published()
 
-    def _make_usage_collector(
-        self, owners: ProcessOwners, ledger: Ledger | None, kernel_log: KernelLog | None
-    ) -> UsageCollector:
+    def _add_usage(
+        self, containers: ContainerFinder, ledger: Ledger | None, kernel_log: KernelLog | None
+    ) -> None:
+        """Creates what reads usage, and its loops."""
+        owners = ProcessOwners(
+            containers, self._allocations.complete, self._allocations.read_identities
+        )
         if ledger is None:
             seconds = _UNALLOCATED_READINGS * self.settings.allocation_interval
             ledger = Ledger(unallocated_after=seconds)
@@ -180,10 +175,7 @@ class Agent:
         def list_kernel_xids() -> Sequence[KernelXid]:
             return kernel_log.lines if kernel_log is not None else ()
 
-        blame = XidBlame(owners.recall, list_kernel_xids, self.clock.wall)
-        orphans = OrphanWatch(owners.read_program)
-
-        return UsageCollector(
+        self._usage_collector = UsageCollector(
             self._telemetry,
             owners,
             ledger,
@@ -191,9 +183,15 @@ class Agent:
             self._errors,
             self.settings.deadline,
             self.clock,
-            blame,
-            orphans,
+            XidBlame(owners.recall, list_kernel_xids, self.clock.wall),
+            OrphanWatch(owners.read_program),
         )
+        self._loops["usage"] = self._usage_loop
+        if kernel_log is not None:
+            # A process that causes an XID is looked up at once, because it is about to exit.
+            self._loops["kernel-log"] = partial(
+                kernel_log.run, self._stopped, lambda line: owners.find_early([line.pid])
+            )
 
     # Readings
 

@@ -113,7 +113,7 @@ class Throttling:
 
         last = _CounterSample(now, _read_counters(values, THROTTLE_REASONS))
         samples.append(last)
-        # The first sample is the newest one that is old enough, or the only one.
+        # The first sample is the newest one that is old enough, or else the oldest.
         while len(samples) > 2 and now - samples[1].at >= THROTTLE_SECONDS:
             samples.popleft()
 

@@ -337,9 +337,9 @@ def _merge_workloads(
     shares = {}
     for assignment in assignments:
         holder = assignment.holder
-        user = workloads.get(holder.key, holder)
-        uid = holder.uid or user.uid
-        workloads[holder.key] = structs.replace(holder, uid=uid, user=user.user)
+        known = workloads.get(holder.key, holder)
+        uid = holder.uid or known.uid
+        workloads[holder.key] = structs.replace(holder, uid=uid, user=known.user)
         shares[holder.key] = assignment.share
 
     holders = {workloads[key]: shares[key] for key in sorted(shares)}
