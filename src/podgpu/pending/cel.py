@@ -1,8 +1,8 @@
 """Evaluates the selectors of DRA requests: a subset of CEL, the Common Expression Language.
 
-Supports comparisons, `&&`, `||`, `!`, `in`, and the functions that selectors of GPUs use. Other
-expressions raise `UnknownExpression`, so that nothing doubtful is reported. CEL's syntax becomes
-Python's with a few replacements. Python then parses it; no Python code is run.
+Supports comparisons, `&&`, `||`, `!`, `?:`, `in`, `has`, and the functions that selectors of GPUs
+use. Other expressions raise `UnknownExpression`, so that nothing doubtful is reported. CEL's syntax
+becomes Python's with a few replacements. Python then parses it; no Python code is run.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from podgpu.kube.objects import parse_quantity
 from podgpu.pending.dra_objects import DraDevice
 
 _MAX_LENGTH = 2000
-_TOKEN = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|&&|\|\||!(?!=)|\btrue\b|\bfalse\b""")
+_TOKEN = re.compile(
+    r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|&&|\|\||!(?!=)|[?:]|\btrue\b|\bfalse\b"""
+)
 # Python's `~` binds as tightly as CEL's `!`.
 _WORDS = {"&&": " and ", "||": " or ", "!": "~", "true": "True", "false": "False"}
+# CEL's `C ? A : B` becomes Python's `C if A else B`, whose operands have the same precedence.
+# So Python calls the condition `body`, and the value if it is true `test`.
+_WORDS |= {"?": " if ", ":": " else "}
 _COMPARISONS = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -96,6 +101,8 @@ def _evaluate(node: ast.expr, device: DraDevice) -> Any:
         return node.value
     if isinstance(node, ast.BoolOp):
         return _evaluate_logic(node, device)
+    if isinstance(node, ast.IfExp):
+        return _choose(node, device)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
         return not _evaluate_condition(node.operand, device)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -142,6 +149,14 @@ def _evaluate_logic(node: ast.BoolOp, device: DraDevice) -> bool:
         raise failure
 
     return not decides
+
+
+def _choose(node: ast.IfExp, device: DraDevice) -> Any:
+    """An error in the value that is not chosen does not matter."""
+    condition = node.body
+    if _evaluate_condition(condition, device):
+        return _evaluate(node.test, device)
+    return _evaluate(node.orelse, device)
 
 
 def _compare(node: ast.Compare, device: DraDevice) -> bool:
@@ -196,6 +211,8 @@ def _find_item(node: ast.Subscript, device: DraDevice) -> Any:
 def _call(node: ast.Call, device: DraDevice) -> Any:
     if node.keywords:
         raise UnknownExpression("the call is not supported")
+    if isinstance(node.func, ast.Name) and node.func.id == "has":
+        return _has_field(node.args, device)
 
     arguments = [_evaluate(argument, device) for argument in node.args]
     if isinstance(node.func, ast.Name) and node.func.id == "quantity":
@@ -205,6 +222,18 @@ def _call(node: ast.Call, device: DraDevice) -> Any:
 
     owner = _evaluate(node.func.value, device)
     return _call_method(owner, node.func.attr, arguments)
+
+
+def _has_field(arguments: Sequence[ast.expr], device: DraDevice) -> bool:
+    """Evaluates `has(OWNER.NAME)`. The field itself is not read, so it may be missing."""
+    match arguments:
+        case [ast.Attribute() as field]:
+            owner = _evaluate(field.value, device)
+            # Kubernetes reads a domain that a device lacks as empty, so every domain exists.
+            if isinstance(owner, _DeviceMembers) and owner.domain:
+                return field.attr in owner
+
+    raise UnknownExpression("has() supports only attributes and capacities")
 
 
 def _call_method(owner: Any, name: str, arguments: Sequence[Any]) -> Any:
