@@ -177,6 +177,11 @@ UNKNOWN = [
     "-true == -1",
     "-device.driver == 'x'",
     "+1 == 1",
+    # The unsupported operand could decide, in either order.
+    f"{OF}.missing == 1 || size({OF}.index) > 1",
+    f"size({OF}.index) > 1 || {OF}.missing == 1",
+    f"!({OF}.missing == 1 && size({OF}.index) > 1)",
+    f"!(size({OF}.index) > 1 && {OF}.missing == 1)",
     # CEL allows only the selection of a field in has().
     f"has({OF}['productName'])",
     f"has({OF})",

@@ -137,16 +137,19 @@ def _evaluate_condition(node: ast.expr, device: DraDevice) -> bool:
 def _evaluate_logic(node: ast.BoolOp, device: DraDevice) -> bool:
     """As in CEL, an error in one operand does not matter if another one decides the result."""
     decides = isinstance(node.op, ast.Or)
-    failure: PodgpuError | None = None
+    failures: list[PodgpuError] = []
     for part in node.values:
         try:
             if _evaluate_condition(part, device) is decides:
                 return decides
-        except (MissingValue, UnknownExpression) as error:
-            failure = error
+        except MissingValue as error:
+            failures.append(error)
+        except UnknownExpression as error:
+            # First, because this operand might decide the result in spite of a missing value.
+            failures.insert(0, error)
 
-    if failure is not None:
-        raise failure
+    if failures:
+        raise failures[0]
 
     return not decides
 
