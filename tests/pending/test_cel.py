@@ -182,6 +182,8 @@ UNKNOWN = [
     f"size({OF}.index) > 1 || {OF}.missing == 1",
     f"!({OF}.missing == 1 && size({OF}.index) > 1)",
     f"!(size({OF}.index) > 1 && {OF}.missing == 1)",
+    f"{OF}.isIdle == 1",
+    f"0 < {OF}.isIdle",
     # CEL allows only the selection of a field in has().
     f"has({OF}['productName'])",
     f"has({OF})",

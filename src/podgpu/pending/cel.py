@@ -176,6 +176,10 @@ def _compare(node: ast.Compare, device: DraDevice) -> bool:
     if compare is None or isinstance(left, _DeviceMembers) or isinstance(right, _DeviceMembers):
         raise UnknownExpression("the comparison is not supported")
 
+    # Python's True equals 1. In CEL, values of two types are never equal.
+    if isinstance(left, bool) != isinstance(right, bool):
+        raise UnknownExpression("values of two types are compared")
+
     try:
         return bool(compare(left, right))
     except TypeError as error:
