@@ -472,6 +472,16 @@ def test_the_hours_of_the_past_are_compared_with_those_of_the_day_before(past: D
     assert compared["cost"] == pytest.approx(compared["previous_cost"], rel=0.1)
 
 
+def test_all_days_of_the_past_are_complete(past: Demo) -> None:
+    """The page draws the others pale."""
+    for page in (past.page, past.clients[0]):
+        costs = json.loads(page.ask("/api/v1/costs?range=30d&step=day").body)
+        today = costs["complete"].pop()
+        assert (today, costs["complete"]) == (False, [True] * 29)
+        *days, _ = costs["totals"]["steps"]["cost"]
+        assert max(days) == pytest.approx(min(days), rel=0.01)
+
+
 def test_prompt_and_generated_tokens_of_the_past_have_a_cost_each(past: Demo) -> None:
     split = past.ask("/api/v1/summary/serving/chat-0")["tokens"]["per_million"]
     assert 0 < split["prompt_cost"] < split["generated_cost"]

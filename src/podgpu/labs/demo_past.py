@@ -140,17 +140,13 @@ def _list_times(now: float) -> list[tuple[int, int]]:
     Samples with the time `at` are stored in the interval that begins at `at`, so they contain the
     usage after `at`.
     """
-    last_day = floor_time(now - DAY, COARSE)
+    # The page calls a day complete if each of its hours has a record.
+    first_day = floor_time(now, DAY) - 30 * DAY
+    last_day = floor_time(now - DAY, HOUR)
     last_hour = floor_time(now - HOUR, COARSE)
-    first = floor_time(last_day, DAY) - 29 * DAY
-    # A forecast uses seven complete days: those with a record of each hour.
-    last_week = floor_time(last_day, DAY) - 6 * DAY
-    hour_of_day = floor_time(last_day, HOUR)
 
     periods = (
-        (first, last_week, 6 * HOUR),
-        (last_week, hour_of_day, HOUR),
-        (hour_of_day, last_day, COARSE),
+        (first_day, last_day, HOUR),
         (last_day, last_hour, COARSE),
         (last_hour, int(now) - FINE, FINE),
     )
