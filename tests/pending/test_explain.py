@@ -684,6 +684,10 @@ def test_administrators_take_no_device() -> None:
     waiting = pod(gpus=0, claims=uses("two"))
     assert keys(explain_one(*dra(monitor, claim("two", count=2), waiting))) == ["fits"]
 
+    new_monitor = claim("new", adminAccess=True)
+    with_gpu = pod(gpus=1, claims=uses("new"))
+    assert keys(explain_one(*dra(node("b"), new_monitor, with_gpu))) == ["fits"]
+
 
 def test_devices_that_several_nodes_reach() -> None:
     """A slice has a node, a selector of nodes, or neither."""

@@ -266,7 +266,8 @@ class Explainer:
             claim = self.cluster.claims.get((pod.namespace, named.claim))
             if claim is not None and claim.is_allocated:
                 claim_selectors.append((claim.name, claim.node_selector))
-            elif claim is not None:
+            # A claim for monitoring (adminAccess) takes no device, so it fits everywhere.
+            elif claim is not None and claim.spec.requests:
                 specs.append(claim.spec)
 
         gpus = self._select_checked(pod.needs)
