@@ -222,86 +222,120 @@ def _say_preempting(reason: Reason) -> str:
     )
 
 
-_TEXTS: Mapping[str, Callable[[Reason], str]] = {
-    "fits": lambda reason: f"It would fit now on {_nodes(reason)}.",
-    "unchecked": _say_unchecked,
-    "unseen": lambda reason: f"No scheduler named {_names(reason)} has looked at it.",
-    "starting": _say_starting,
-    "gated": lambda reason: f"It is held back by the scheduling gate {_names(reason)}.",
-    "quota": _say_quota,
-    "queued": lambda reason: f"{_names(reason)} has quota left, and Kueue has not admitted it yet.",
-    "queue_missing": lambda reason: (
-        f"Its queue {_names(reason)}, or the ClusterQueue of this queue, does not exist."
-    ),
-    "claim_missing": lambda reason: f"Its ResourceClaim {_names(reason)} does not exist.",
-    "claim_not_created": lambda reason: (
-        f"No ResourceClaim has been created from its ResourceClaimTemplate {_names(reason)}."
-    ),
-    "class_missing": lambda reason: (
-        f"Its claim names the DeviceClass {_names(reason)}, which does not exist."
-    ),
-    "preempting": _say_preempting,
-    "not_offered": _say_not_offered,
-    "no_nodes": lambda reason: "The cluster has no nodes.",
-    "no_device": _say_no_device,
-    "selector": _say_selector,
-    "claim_node": lambda reason: (
-        f"Its ResourceClaim {_names(reason)} has a device elsewhere, which excludes"
-        f" {_free_there(reason)}."
-    ),
-    "too_large": _say_too_large,
-    "other_too_large": _say_other_too_large,
-    "not_ready": lambda reason: f"Nodes that are not ready: {_free_there(reason)}.",
-    "cordoned": lambda reason: f"Cordoned nodes: {_free_there(reason)}.",
-    "taint": lambda reason: (
-        f"It does not tolerate the taint {_names(reason)}: {_free_there(reason)}."
-    ),
-    "in_use": _say_in_use,
-    "fragmented": _say_fragmented,
-    "nominated": lambda reason: (
+def _say_nominated(reason: Reason) -> str:
+    text = (
         f"{_free_there(reason)}, but kept for pods of the same or a higher priority"
         " that wait for the rest."
-    ).capitalize(),
-    "other_in_use": _say_other_in_use,
-    "ending": lambda reason: (
-        f"{amount(reason.free, reason.resource)} will become free, because pods there are ending."
+    )
+    # The amount may be "less than 0.01".
+    return text.capitalize()
+
+
+class _Wording(NamedTuple):
+    say: Callable[[Reason], str]
+    do: str = ""  # empty if there is nothing to do but wait
+
+
+_WORDINGS: Mapping[str, _Wording] = {
+    "fits": _Wording(
+        lambda reason: f"It would fit now on {_nodes(reason)}.",
+        do="The scheduler tries again after a change, or within 5 minutes.",
     ),
-    "never_preempts": lambda reason: (
-        f"Pods with a lower priority hold {amount(reason.free, reason.resource)}, but its"
-        " preemptionPolicy is Never."
+    "unchecked": _Wording(_say_unchecked),
+    "unseen": _Wording(
+        lambda reason: f"No scheduler named {_names(reason)} has looked at it.",
+        do="Check schedulerName, and that this scheduler runs.",
     ),
-    "no_gpu": lambda reason: "It requests no GPU.",
-    "many": lambda reason: (
-        f"Not explained: there are more than {number(reason.total)} different pending pods."
+    "starting": _Wording(_say_starting),
+    "gated": _Wording(
+        lambda reason: f"It is held back by the scheduling gate {_names(reason)}.",
+        do="The controller that set the gate removes it.",
     ),
-}
-_ADVICE: Mapping[str, str] = {
-    "fits": "The scheduler tries again after a change, or within 5 minutes.",
-    "unseen": "Check schedulerName, and that this scheduler runs.",
-    "gated": "The controller that set the gate removes it.",
-    "quota": "Request less, raise the quota, or wait until others have ended.",
-    "queued": "See what Kueue says.",
-    "queue_missing": "Correct the label kueue.x-k8s.io/queue-name, or create the queue.",
-    "claim_missing": "Create the claim.",
-    "claim_not_created": "Check that the template exists, and see the events of the pod.",
-    "class_missing": "Create the DeviceClass, or correct the claim.",
-    "not_offered": "Correct the name, or check the device plugin or DRA driver of the nodes.",
-    "no_nodes": "Add nodes with GPUs.",
-    "no_device": "Change the selectors of the claim, or wait for such a device.",
-    "selector": "Change the selector, or wait for a node of this kind.",
-    "too_large": "Request fewer, or use several pods.",
-    "other_too_large": "Request less of it.",
-    "not_ready": "Repair the nodes.",
-    "cordoned": "kubectl uncordon, when the maintenance has ended.",
-    "taint": "Add a toleration, if the pod may run there.",
-    "fragmented": "Request fewer per pod, or let pods end that hold a part of a node.",
-    "other_in_use": "Request less of it per GPU.",
-    "never_preempts": "Use a PriorityClass that preempts.",
+    "quota": _Wording(
+        _say_quota, do="Request less, raise the quota, or wait until others have ended."
+    ),
+    "queued": _Wording(
+        lambda reason: f"{_names(reason)} has quota left, and Kueue has not admitted it yet.",
+        do="See what Kueue says.",
+    ),
+    "queue_missing": _Wording(
+        lambda reason: (
+            f"Its queue {_names(reason)}, or the ClusterQueue of this queue, does not exist."
+        ),
+        do="Correct the label kueue.x-k8s.io/queue-name, or create the queue.",
+    ),
+    "claim_missing": _Wording(
+        lambda reason: f"Its ResourceClaim {_names(reason)} does not exist.", do="Create the claim."
+    ),
+    "claim_not_created": _Wording(
+        lambda reason: (
+            f"No ResourceClaim has been created from its ResourceClaimTemplate {_names(reason)}."
+        ),
+        do="Check that the template exists, and see the events of the pod.",
+    ),
+    "class_missing": _Wording(
+        lambda reason: f"Its claim names the DeviceClass {_names(reason)}, which does not exist.",
+        do="Create the DeviceClass, or correct the claim.",
+    ),
+    "preempting": _Wording(_say_preempting),
+    "not_offered": _Wording(
+        _say_not_offered,
+        do="Correct the name, or check the device plugin or DRA driver of the nodes.",
+    ),
+    "no_nodes": _Wording(lambda reason: "The cluster has no nodes.", do="Add nodes with GPUs."),
+    "no_device": _Wording(
+        _say_no_device, do="Change the selectors of the claim, or wait for such a device."
+    ),
+    "selector": _Wording(_say_selector, do="Change the selector, or wait for a node of this kind."),
+    "claim_node": _Wording(
+        lambda reason: (
+            f"Its ResourceClaim {_names(reason)} has a device elsewhere, which excludes"
+            f" {_free_there(reason)}."
+        )
+    ),
+    "too_large": _Wording(_say_too_large, do="Request fewer, or use several pods."),
+    "other_too_large": _Wording(_say_other_too_large, do="Request less of it."),
+    "not_ready": _Wording(
+        lambda reason: f"Nodes that are not ready: {_free_there(reason)}.", do="Repair the nodes."
+    ),
+    "cordoned": _Wording(
+        lambda reason: f"Cordoned nodes: {_free_there(reason)}.",
+        do="kubectl uncordon, when the maintenance has ended.",
+    ),
+    "taint": _Wording(
+        lambda reason: f"It does not tolerate the taint {_names(reason)}: {_free_there(reason)}.",
+        do="Add a toleration, if the pod may run there.",
+    ),
+    "in_use": _Wording(_say_in_use),
+    "fragmented": _Wording(
+        _say_fragmented, do="Request fewer per pod, or let pods end that hold a part of a node."
+    ),
+    "nominated": _Wording(_say_nominated),
+    "other_in_use": _Wording(_say_other_in_use, do="Request less of it per GPU."),
+    "ending": _Wording(
+        lambda reason: (
+            f"{amount(reason.free, reason.resource)} will become free,"
+            " because pods there are ending."
+        )
+    ),
+    "never_preempts": _Wording(
+        lambda reason: (
+            f"Pods with a lower priority hold {amount(reason.free, reason.resource)}, but its"
+            " preemptionPolicy is Never."
+        ),
+        do="Use a PriorityClass that preempts.",
+    ),
+    "no_gpu": _Wording(lambda reason: "It requests no GPU."),
+    "many": _Wording(
+        lambda reason: (
+            f"Not explained: there are more than {number(reason.total)} different pending pods."
+        )
+    ),
 }
 
 
 def describe(reason: Reason) -> str:
-    text = _TEXTS[reason.key](reason)
+    text = _WORDINGS[reason.key].say(reason)
     if reason.unhealthy:
         more = "" if reason.key == "not_offered" else " more"
         text += f" Kubernetes calls {number(reason.unhealthy)}{more} unhealthy."
@@ -310,7 +344,7 @@ def describe(reason: Reason) -> str:
 
 def advise(reason: Reason) -> str:
     """Returns what to do. Empty if there is nothing to do but wait."""
-    advice = _ADVICE.get(reason.key, "")
+    advice = _WORDINGS[reason.key].do
     if not reason.unhealthy:
         return advice
 
