@@ -11,8 +11,8 @@ from podgpu.pending.selectors import (
     Taint,
     list_unmet,
     list_untolerated,
+    parse_node_selector,
     parse_pod_selectors,
-    parse_selector,
     parse_taints,
     parse_tolerations,
 )
@@ -83,7 +83,7 @@ def test_one_term_must_be_met_completely() -> None:
             "matchFields": [expression("metadata.name", "In", "node-1")],
         },
     ]
-    selector = parse_selector({"nodeSelectorTerms": terms})
+    selector = parse_node_selector({"nodeSelectorTerms": terms})
     assert selector.accepts(LABELS)
     assert not selector.accepts(LABELS | {"field:metadata.name": "node-2"})
     assert selector.accepts({"model": "H200"})
@@ -91,9 +91,9 @@ def test_one_term_must_be_met_completely() -> None:
 
 
 def test_no_selector_accepts_all_and_an_empty_one_accepts_nothing() -> None:
-    assert parse_selector(None).accepts({})
-    assert not parse_selector({"nodeSelectorTerms": []}).accepts({})
-    assert not parse_selector({"nodeSelectorTerms": [{}]}).accepts({})
+    assert parse_node_selector(None).accepts({})
+    assert not parse_node_selector({"nodeSelectorTerms": []}).accepts({})
+    assert not parse_node_selector({"nodeSelectorTerms": [{}]}).accepts({})
     assert parse_pod_selectors({}) == ()
 
 

@@ -16,7 +16,7 @@ from podgpu.pending.selectors import (
     NodeSelector,
     Taint,
     Toleration,
-    parse_selector,
+    parse_node_selector,
     parse_taints,
     parse_tolerations,
 )
@@ -132,7 +132,7 @@ def parse_claim(body: KubeObject) -> ClaimRecord:
         spec=parse_claim_spec(body["spec"]),
         is_allocated=allocation is not None,
         devices=tuple(devices),
-        node_selector=parse_selector((allocation or {}).get("nodeSelector")),
+        node_selector=parse_node_selector((allocation or {}).get("nodeSelector")),
         users=tuple(users),
     )
 
@@ -247,8 +247,8 @@ def _parse_device(body: KubeObject, of_slice: KubeObject) -> DraDevice:
         counters=tuple(counters),
         taints=parse_taints(taints),
         node=intern(node),
-        slice_selector=parse_selector(of_slice.get("nodeSelector")),
-        node_selector=parse_selector(device.get("nodeSelector")),
+        slice_selector=parse_node_selector(of_slice.get("nodeSelector")),
+        node_selector=parse_node_selector(device.get("nodeSelector")),
     )
 
 

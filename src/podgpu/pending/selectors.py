@@ -93,7 +93,7 @@ def _accepts_all(term: Term, labels: Mapping[str, str]) -> bool:
     return bool(term) and all(requirement.accepts(labels) for requirement in term)
 
 
-def parse_selector(body: KubeObject | None) -> NodeSelector:
+def parse_node_selector(body: KubeObject | None) -> NodeSelector:
     """Parses a NodeSelector of the API. None accepts every node."""
     if body is None:
         return ANY_NODE
@@ -131,7 +131,7 @@ def parse_pod_selectors(spec: KubeObject) -> tuple[NodeSelector, ...]:
     affinity = read_map(read_map(spec, "affinity"), "nodeAffinity")
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is not None:
-        selectors.append(parse_selector(required))
+        selectors.append(parse_node_selector(required))
 
     return tuple(selectors)
 
