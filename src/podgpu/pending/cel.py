@@ -266,6 +266,9 @@ def _compare_quantities(one: Fraction, other: Fraction) -> int:
 
 
 _PLAIN = re.compile(r"(?:[\w /:-]|\\[.\-])*", re.ASCII)
+# Characters that are in no pattern. They make both ends of a text visible to a plain search.
+_START = "\x02"
+_END = "\x03"
 
 
 def _matches_pattern(text: str, pattern: str) -> bool:
@@ -280,26 +283,20 @@ def _matches_pattern(text: str, pattern: str) -> bool:
             raise UnknownExpression("the regular expression is not supported")
 
     pieces = [piece.replace("\\", "") for piece in pieces]
-
     if pattern.startswith("^"):
-        if not text.startswith(pieces[0]):
-            return False
-        text = text[len(pieces[0]) :]
-        pieces = pieces[1:]
+        pieces[0] = _START + pieces[0]
+    if pattern.endswith("$"):
+        pieces[-1] += _END
 
-    last = ""
-    if pattern.endswith("$") and pieces:
-        last = pieces.pop()
-    elif pattern.endswith("$"):
-        return not text
-
+    # It matches if the text has all pieces, one after the other.
+    marked = f"{_START}{text}{_END}"
+    place = 0
     for piece in pieces:
-        place = text.find(piece)
+        place = marked.find(piece, place)
         if place < 0:
             return False
-        text = text[place + len(piece) :]
-
-    return text.endswith(last)
+        place += len(piece)
+    return True
 
 
 _TEXT_METHODS: Mapping[str, Callable[[str, str], bool]] = {
