@@ -20,6 +20,7 @@ from podgpu.kube.objects import parse_quantity
 from podgpu.pending.dra_objects import DraDevice
 
 _MAX_LENGTH = 2000
+# A quoted text, which stays as it is, or a word that Python writes in another way.
 _TOKEN = re.compile(
     r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|&&|\|\||!(?!=)|[?:]|\btrue\b|\bfalse\b"""
 )
@@ -54,6 +55,7 @@ class _DeviceMembers:
         self.domain = domain
 
     def find(self, name: str) -> Any:
+        """Returns the part with a domain, or from such a part, a value."""
         if not self.domain:
             return _DeviceMembers(self.values, name)
         value = self.values.get(f"{self.domain}/{name}")
@@ -88,10 +90,10 @@ def _parse(expression: str) -> ast.expr:
     if len(expression) > _MAX_LENGTH:
         raise UnknownExpression("the expression is too long")
 
-    text = _TOKEN.sub(lambda match: match[1] or _WORDS[match[0]], expression)
+    python = _TOKEN.sub(lambda match: match[1] or _WORDS[match[0]], expression)
     # Brackets let an expression have several lines.
     try:
-        return ast.parse(f"({text})", mode="eval").body
+        return ast.parse(f"({python})", mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise UnknownExpression("the syntax is not supported") from error
 
@@ -168,11 +170,11 @@ def _compare(node: ast.Compare, device: DraDevice) -> bool:
 
     left = _evaluate(node.left, device)
     right = _evaluate(node.comparators[0], device)
-    [operator] = node.ops
-    if isinstance(operator, ast.In) and isinstance(right, list | _DeviceMembers):
+    [comparison] = node.ops
+    if isinstance(comparison, ast.In) and isinstance(right, list | _DeviceMembers):
         return left in right
 
-    compare = _COMPARISONS.get(type(operator))
+    compare = _COMPARISONS.get(type(comparison))
     if compare is None or isinstance(left, _DeviceMembers) or isinstance(right, _DeviceMembers):
         raise UnknownExpression("the comparison is not supported")
 
@@ -260,9 +262,9 @@ def _call_method(owner: Any, name: str, arguments: Sequence[Any]) -> Any:
     raise UnknownExpression(f"{name} is not supported")
 
 
-def _compare_quantities(one: Fraction, other: Fraction) -> int:
+def _compare_quantities(left: Fraction, right: Fraction) -> int:
     """Returns -1, 0 or 1."""
-    return (one > other) - (one < other)
+    return (left > right) - (left < right)
 
 
 _PLAIN = re.compile(r"(?:[\w /:-]|\\[.\-])*", re.ASCII)

@@ -39,7 +39,7 @@ class CandidateNode:
                     self.used_groups[group] += pod.share.on(node)
 
     def reserve(self, amounts: ResourceAmounts) -> None:
-        """Adds what one more pod would have."""
+        """Adds what one more pod would have. Each pod takes a pod slot, too."""
         self.used[POD_SLOTS] += MILLI
         for name, milli in amounts:
             self.used[name] += milli
@@ -88,7 +88,9 @@ class ClusterIndex:
         """Yields the device classes that the claims of a pod name."""
         for named in pod.claims:
             claim = self.claims.get((pod.namespace, named.claim))
-            for alternatives in claim.spec.requests if claim else ():
+            if claim is None:
+                continue
+            for alternatives in claim.spec.requests:
                 for request in alternatives:
                     yield request.device_class
 
@@ -149,7 +151,7 @@ def list_free(cluster: ClusterIndex) -> list[FreeGpus]:
             row.largest = max(row.largest, free)
             row.nodes += 1
 
-    return [row for _, row in sorted(rows.items())]
+    return [rows[key] for key in sorted(rows)]
 
 
 def _list_offers(

@@ -78,8 +78,10 @@ class NodeRecord:
         return int(text) // 100 * 100
 
     def count_unhealthy(self, resource: str) -> float:
-        """Returns how many devices a device plugin reports as unhealthy. Only for its resources:
-        of CPU and memory, the difference is what is reserved for the system.
+        """Returns how many devices a device plugin reports as unhealthy.
+
+        Only for resources of device plugins. Of CPU and memory, this is what is reserved for the
+        system.
         """
         unusable = self.capacity.get(resource, 0) - self.allocatable.get(resource, 0)
         return max(0, unusable) / MILLI
@@ -309,11 +311,11 @@ def _parse_claims(spec: KubeObject, status: KubeObject) -> Iterator[PodClaim]:
     for entry in read_list(spec, "resourceClaims"):
         template = entry.get("resourceClaimTemplateName") or ""
         named = entry.get("resourceClaimName") or ""
-        name = entry["name"]
-        # A created claim without a name means that the pod needs none.
-        if name in created and not created[name] and not named:
+        claim = named or created.get(entry["name"])
+        # None: it has not been created yet. Empty: the pod needs no claim.
+        if claim == "":
             continue
-        yield PodClaim(named or created.get(name, ""), template)
+        yield PodClaim(claim or "", template)
 
 
 # What a pod needs
@@ -349,7 +351,7 @@ def _sum_requests(spec: KubeObject) -> dict[str, int]:
         requests = _read_requests(container)
         if container.get("restartPolicy") == "Always":
             _add(sidecars, requests)
-            requests = {}
+            continue
 
         # It runs beside the sidecars that were started before it.
         _add(requests, sidecars)

@@ -27,7 +27,7 @@ from podgpu.pending.dra_objects import (
 )
 from podgpu.pending.selectors import list_untolerated
 
-_MAX_TRIES = 64  # alternatives of requests, and values of a matched attribute
+_MAX_TRIES = 64  # values of a matched attribute
 _CounterKey = tuple[str, str, str, str]
 """Driver, pool, counter set and counter."""
 _NONE = Fraction(0)
@@ -112,17 +112,18 @@ class Devices:
         for spec in specs:
             is_unknown = is_unknown or spec.has_other_constraints
             for alternatives in spec.requests:
-                first = alternatives[0]
-                found = self._find(first, devices)
-                if found is None:
+                preferred = alternatives[0]
+                matching = self._find_matching(preferred, devices)
+                if matching is None:
                     is_unknown = True
-                    found = []
+                    matching = []
 
-                needed += len(found) if first.wants_all else first.number
-                choices.append(_Choice(first, found))
+                needed += len(matching) if preferred.wants_all else preferred.number
+                choices.append(_Choice(preferred, matching))
 
         return Supply(
-            needed=max(1, needed) if specs else 0,
+            # All devices of a node are at least one: without any, the request is not satisfied.
+            needed=max(1, needed),
             total=self._count(choices, ()),
             free=self._count(choices, taken_here),
             fits_empty=self._fits(specs, devices, ()),
@@ -148,19 +149,22 @@ class Devices:
                     counted.add(device.id)
         return len(counted)
 
-    def _find(self, request: DeviceRequest, devices: Iterable[DraDevice]) -> list[DraDevice] | None:
+    def _find_matching(
+        self, request: DeviceRequest, devices: Iterable[DraDevice]
+    ) -> list[DraDevice] | None:
         """Returns the devices that a request may have. None if this is unknown."""
-        found = []
+        matching = []
         for device in devices:
             is_match = self._is_match(request, device)
             if is_match is None:
                 return None
             if is_match and not list_untolerated(device.taints, request.tolerations):
-                found.append(device)
+                matching.append(device)
 
-        return found
+        return matching
 
     def _is_match(self, request: DeviceRequest, device: DraDevice) -> bool | None:
+        """Returns None if this is unknown, because a selector is not supported."""
         key = device.id, request.device_class, request.selectors
         if key not in self._matches:
             self._matches[key] = self._compute_match(request, device)
@@ -189,34 +193,49 @@ class Devices:
     ) -> bool:
         room = _Room(self._counters, self._by_id, taken)
         for spec in specs:
-            allowed = [devices]
-            if spec.matched_attributes:
-                allowed = _group_by_attributes(spec.matched_attributes, devices)
-            if not any(self._allocate(spec, group, room) for group in allowed):
+            left = self._allocate(spec, devices, room)
+            if left is None:
                 return False
-
+            room = left
         return True
 
-    def _allocate(self, spec: ClaimSpec, devices: Sequence[DraDevice], room: _Room) -> bool:
-        """Takes the devices of a claim from `room`. If they do not suffice, takes nothing."""
-        trial = room.copy()
-        found = []
+    def _allocate(self, spec: ClaimSpec, devices: Sequence[DraDevice], room: _Room) -> _Room | None:
+        """Returns what a claim leaves of the room. None if the devices do not suffice."""
+        groups: Sequence[Sequence[DraDevice]] = [devices]
+        if spec.matched_attributes:
+            groups = _group_by_attributes(spec.matched_attributes, devices)
+
+        for group in groups:
+            left = self._allocate_of(group, spec, room)
+            if left is not None:
+                return left
+        return None
+
+    def _allocate_of(
+        self, devices: Sequence[DraDevice], spec: ClaimSpec, room: _Room
+    ) -> _Room | None:
+        requests = []
         for alternatives in spec.requests:
-            found.append(self._list_choices(alternatives, devices))
+            requests.append(self._list_choices(alternatives, devices))
 
         # The number of devices of the alternative with fewest.
-        found.sort(key=lambda choices: min(len(choice.devices) for choice in choices))
-        for choices in found:
-            if not trial.take_first(choices):
-                return False
-
-        room.become(trial)
-        return True
+        requests.sort(key=lambda choices: min(len(choice.devices) for choice in choices))
+        for choices in requests:
+            left = room.take_first(choices)
+            if left is None:
+                return None
+            room = left
+        return room
 
     def _list_choices(
         self, alternatives: Iterable[DeviceRequest], devices: Sequence[DraDevice]
     ) -> list[_Choice]:
-        return [_Choice(request, self._find(request, devices) or []) for request in alternatives]
+        choices = []
+        for request in alternatives:
+            # Unknown matches are reported by `supply`.
+            matching = self._find_matching(request, devices) or []
+            choices.append(_Choice(request, matching))
+        return choices
 
 
 def _select_taken(taken: Taken, devices: Iterable[DraDevice]) -> list[AllocatedDevice]:
@@ -228,15 +247,14 @@ def _select_taken(taken: Taken, devices: Iterable[DraDevice]) -> list[AllocatedD
 
 def _group_by_attributes(
     names: Sequence[str], devices: Iterable[DraDevice]
-) -> list[Sequence[DraDevice]]:
+) -> Sequence[Sequence[DraDevice]]:
     groups: dict[tuple[object, ...], list[DraDevice]] = defaultdict(list)
     for device in devices:
         values = tuple(map(device.attributes.get, names))
         if None not in values:
             groups[values].append(device)
 
-    tried: list[Sequence[DraDevice]] = list(groups.values())
-    return tried[:_MAX_TRIES]
+    return list(groups.values())[:_MAX_TRIES]
 
 
 def _list_counters(
@@ -270,30 +288,27 @@ class _Room:
             if device is not None:
                 self._use_counters(device)
 
-    def copy(self) -> _Room:
-        other = _Room(self._counters, {}, ())
-        other.become(self)
-        return other
-
-    def become(self, other: _Room) -> None:
-        self._used_counters = other._used_counters.copy()
-        self._whole = other._whole.copy()
-        self._consumed = other._consumed.copy()
-
-    def take_first(self, choices: Iterable[_Choice]) -> bool:
-        """Takes the devices of the first alternative for which they suffice."""
+    def take_first(self, choices: Iterable[_Choice]) -> _Room | None:
+        """Returns what the first alternative leaves for which the devices suffice."""
         for choice in choices:
-            trial = self.copy()
-            if trial.take(choice):
-                self.become(trial)
-                return True
-        return False
+            left = self._copy()
+            if left._take(choice):
+                return left
+        return None
 
-    def take(self, choice: _Choice) -> bool:
+    def _copy(self) -> _Room:
+        copy = _Room(self._counters, {}, ())
+        copy._used_counters = self._used_counters.copy()
+        copy._whole = self._whole.copy()
+        copy._consumed = self._consumed.copy()
+        return copy
+
+    def _take(self, choice: _Choice) -> bool:
         """Takes the devices of a request. If it returns False, some of them may be taken."""
         request = choice.request
         missing = len(choice.devices) if request.wants_all else request.number
-        if not missing or len(choice.devices) < missing:
+        # All devices of a node without any are not enough.
+        if not missing:
             return False
 
         for device in choice.devices:
@@ -343,7 +358,11 @@ def _find_amounts(request: DeviceRequest, device: DraDevice) -> list[tuple[str, 
     wanted = dict(request.capacity)
     amounts = []
     for name, default in device.default_capacity:
-        _, _, plain = name.rpartition("/")
-        amount = wanted.get(plain, default)
-        amounts.append((name, wanted.get(name, amount)))
+        _, _, name_without_domain = name.rpartition("/")
+        amount = default
+        if name in wanted:
+            amount = wanted[name]
+        elif name_without_domain in wanted:
+            amount = wanted[name_without_domain]
+        amounts.append((name, amount))
     return amounts
