@@ -19,6 +19,7 @@ DEVICE = DraDevice(
         "gpu.nvidia.com/productName": "NVIDIA H100-80GB",
         "gpu.nvidia.com/index": 3,
         "gpu.nvidia.com/isIdle": True,
+        "gpu.nvidia.com/peers": ("gpu-1", "gpu-2"),
         "resource.kubernetes.io/pcieRoot": "pci0000:01",
     },
     {"gpu.nvidia.com/memory": Fraction(80 * 2**30)},
@@ -184,6 +185,7 @@ UNKNOWN = [
     f"!(size({OF}.index) > 1 && {OF}.missing == 1)",
     f"{OF}.isIdle == 1",
     f"0 < {OF}.isIdle",
+    f"'gpu-1' in {OF}.peers",
     # CEL allows only the selection of a field in has().
     f"has({OF}['productName'])",
     f"has({OF})",

@@ -752,6 +752,11 @@ def test_gpus_of_one_claim_that_must_have_the_same_attribute() -> None:
     assert keys(explain_one(*objects)) == ["fits"]
     assert keys(explain_one(*objects, one_of_each)) == ["in_use"]
 
+    # All its GPUs have the same list.
+    for device in body["spec"]["devices"]:
+        device["attributes"]["numa"] = {"ints": [0, 1]}
+    assert keys(explain_one(*objects)) == ["fits"]
+
     # A constraint on one of several requests is not checked.
     pair["spec"]["devices"]["constraints"][0]["requests"] = ["gpus"]
     found = explain_one(*objects, one_of_each)

@@ -229,7 +229,7 @@ def _parse_device(body: KubeObject, of_slice: KubeObject) -> DraDevice:
     driver = intern(of_slice["driver"])
     attributes = {}
     for name, value in read_map(device, "attributes").items():
-        attributes[_qualify(name, driver)] = next(iter(value.values()), None)
+        attributes[_qualify(name, driver)] = _read_attribute(value)
 
     capacity = read_map(device, "capacity")
     node = of_slice.get("nodeName") or device.get("nodeName") or ""
@@ -250,6 +250,13 @@ def _parse_device(body: KubeObject, of_slice: KubeObject) -> DraDevice:
         slice_selector=parse_node_selector(of_slice.get("nodeSelector")),
         node_selector=parse_node_selector(device.get("nodeSelector")),
     )
+
+
+def _read_attribute(body: KubeObject) -> Any:
+    """The body has one field, whose name is the type: `{"int": 3}`. Lists become tuples."""
+    for value in body.values():
+        return tuple(value) if isinstance(value, list) else value
+    return None
 
 
 def _parse_defaults(capacity: KubeObject, driver: str) -> Quantities:
