@@ -41,7 +41,7 @@ from podgpu.pending.selectors import list_unmet, list_untolerated
 from podgpu.pending.unblocking import Unblock, UnblockingSearch
 
 SHARE_MEMORY = "gpu-memory"
-_UNSEEN_SECONDS = 30.0  # so long, a scheduler may not have looked at a new pod yet
+_UNSEEN_SECONDS = 30.0  # a scheduler may need this long until it looks at a new pod
 _MAX_KINDS = 500  # different pods that are explained
 _MAX_CHECKS = 200_000  # of such a pod and a node; 100,000 take about two seconds
 _LEAST_KINDS = 20
@@ -105,7 +105,7 @@ class Explainer:
         self.cluster = ClusterIndex(objects)
         self._search = UnblockingSearch(self.cluster, idle)
         self._now = now
-        self._known: dict[tuple[Wish, str], FitExplanation] = {}
+        self._fits: dict[Wish, FitExplanation] = {}
 
         nodes = max(1, len(self.cluster.candidates))
         affordable = _MAX_CHECKS // nodes
@@ -134,9 +134,10 @@ class Explainer:
         if obstacle is not None:
             return Explanation(pod, gpus, needs, (obstacle,))
 
-        fit = self._explain_fit(self._make_wish(pod), pod)
+        fit = self._explain_fit(self._make_wish(pod))
         reasons = list(fit.reasons)
         if not pod.is_seen and self._now - pod.created > _UNSEEN_SECONDS:
+            # Free GPUs do not matter if no scheduler looks at the pod.
             reasons = [reason for reason in reasons if reason.key not in ("fits", "unchecked")]
             reasons.insert(0, Reason(key="unseen", names=(pod.needs.scheduler,)))
 
@@ -231,13 +232,17 @@ class Explainer:
 
     def list_held(self, pods: Iterable[PendingPod]) -> Iterator[Explanation]:
         """Yields the workloads that a quota holds back, if their pods do not exist."""
-        existing = set()
+        explained = set()
         for pod in pods:
-            if pod.gates:
-                existing.add(id(self.cluster.find_workload(pod)))
+            if not pod.gates:
+                continue
+            # `explain` says of this pod why the workload waits.
+            workload_of_pod = self.cluster.find_workload(pod)
+            if workload_of_pod is not None:
+                explained.add(workload_of_pod.pod.uid)
 
         for workload in self.cluster.quotas.workloads:
-            if id(workload) in existing:
+            if workload.pod.uid in explained:
                 continue
             pod = workload.pod
             if pod.kind == KUEUE_KIND:
@@ -286,29 +291,24 @@ class Explainer:
 
         return tuple(offered) or gpus
 
-    def _explain_fit(self, wish: Wish, pod: PendingPod) -> FitExplanation:
-        # A nominated pod reserves room on its node. That room is taken for others, not for itself,
-        # so the answer for it differs from the answer for pods with the same needs.
-        own = pod.uid if pod.nominated_node else ""
-        key = wish, own
-        known = self._known.get(key)
-        if known is not None:
-            return known
-        if len(self._known) >= self._max_kinds:
+    def _explain_fit(self, wish: Wish) -> FitExplanation:
+        if wish in self._fits:
+            return self._fits[wish]
+        if len(self._fits) >= self._max_kinds:
             too_many = Reason(key="many", total=self._max_kinds)
             return FitExplanation((too_many,))
 
-        self._known[key] = self._compute_fit(wish, pod)
-        return self._known[key]
+        self._fits[wish] = self._compute_fit(wish)
+        return self._fits[wish]
 
-    def _compute_fit(self, wish: Wish, pod: PendingPod) -> FitExplanation:
+    def _compute_fit(self, wish: Wish) -> FitExplanation:
         if not self.cluster.candidates:
             return FitExplanation((Reason(key="no_nodes"),))
 
         every = []
+        taken = self.cluster.devices.taken
         for candidate in self.cluster.candidates:
-            taken = self.cluster.devices.taken
-            every.append(check_node(self.cluster, wish, pod, candidate, taken))
+            every.append(check_node(self.cluster, wish, candidate, taken))
 
         checks = [check for check in every if not check.lacking]
         if not checks:
@@ -320,7 +320,7 @@ class Explainer:
 
         reasons = _list_reasons(wish, checks)
         reasons += _list_circumstances(wish.needs, checks)
-        unblock = self._search.find(wish, pod, checks)
+        unblock = self._search.find(wish, checks)
         return FitExplanation(tuple(reasons), tuple(unblock))
 
     def _list_missing(self, wish: Wish, checks: Iterable[Check]) -> Iterator[Reason]:

@@ -11,7 +11,6 @@ from podgpu.pending.cluster_objects import (
     POD_SLOTS,
     GpuShare,
     NodeRecord,
-    PendingPod,
     PodNeeds,
     ResourceAmounts,
 )
@@ -22,6 +21,7 @@ from podgpu.pending.selectors import CORDON_TAINT, NodeSelector, Taint, list_unt
 
 SHARE_RESOURCE = "gpu-fraction"
 GPU_RESOURCE = "nvidia.com/gpu"
+_ROUNDING = 1e-9  # error of sums of fractions
 _CORDON = Taint(CORDON_TAINT, "", "NoSchedule")
 
 
@@ -31,7 +31,8 @@ class Wish(NamedTuple):
     needs: PodNeeds
     gpus: ResourceAmounts  # its requests of GPUs
     others: ResourceAmounts  # its other requests
-    specs: tuple[ClaimSpec, ...] = ()  # of claims that have no devices yet
+    # Of claims that have no devices yet. Each has at least one request.
+    specs: tuple[ClaimSpec, ...] = ()
     # Where claims that have devices can be used, with the names of the claims.
     claim_selectors: tuple[tuple[str, NodeSelector], ...] = ()
 
@@ -70,23 +71,24 @@ class Check(NamedTuple):
 def check_node(
     cluster: ClusterIndex,
     wish: Wish,
-    pod: PendingPod,
     candidate: CandidateNode,
     taken: Taken,
 ) -> Check:
     """`taken`: what claims have of the devices."""
     supplies = _list_supplies(cluster, wish, candidate, taken)
-    nothing_failed = Check(candidate, (), supplies)
-    if nothing_failed.lacking:
-        return nothing_failed
+    check = Check(candidate, (), supplies)
+    # Reasons are about nodes that offer what is requested.
+    if check.lacking:
+        return check
 
+    failures = list(_list_fixed(wish, candidate.node, supplies))
     busy = list(_list_busy(wish, candidate, supplies))
-    failures = [*_list_fixed(wish, candidate.node, supplies), *busy]
-    if not busy and _is_kept(cluster, wish, pod, candidate, taken):
-        failures.append(Failure("nominated", nothing_failed.resource))
+    failures += busy
+    if not busy and _is_reserved(cluster, wish, candidate, taken):
+        failures.append(Failure("nominated", check.resource))
 
     failures.sort(key=lambda failure: STAGES.index(failure.key))
-    return Check(candidate, tuple(failures), supplies)
+    return check._replace(failures=tuple(failures))
 
 
 def _list_supplies(
@@ -99,7 +101,8 @@ def _list_supplies(
     supplies = {}
     specs = list(wish.specs)
     for name, milli in wish.gpus:
-        if name in cluster.extended and not node.allocatable.get(name):
+        has_plugin = bool(node.allocatable.get(name))
+        if name in cluster.extended and not has_plugin:
             request = DeviceRequest(name, cluster.extended[name], number=milli // MILLI)
             specs.append(ClaimSpec(((request,),)))
         else:
@@ -108,50 +111,32 @@ def _list_supplies(
     if wish.needs.share is not None:
         supplies[SHARE_RESOURCE] = _measure_share(wish.needs.share, candidate)
     if specs:
-        supplies[_name_specs(specs)] = cluster.devices.supply(specs, node, taken)
+        preferred = specs[0].requests[0][0]
+        supplies[preferred.device_class] = cluster.devices.supply(specs, node, taken)
     if not supplies:
-        # All its claims have devices already.
-        supplies[_name_places(wish)] = Supply(1, 1, 1, fits_empty=True, fits=True)
+        # All its claims have devices already. The first one stands for them.
+        claim, _ = wish.claim_selectors[0]
+        supplies[claim] = Supply(1, 1, 1, fits_empty=True, fits=True)
 
     return supplies
 
 
-def _is_kept(
-    cluster: ClusterIndex,
-    wish: Wish,
-    pod: PendingPod,
-    candidate: CandidateNode,
-    taken: Taken,
-) -> bool:
+def _is_reserved(cluster: ClusterIndex, wish: Wish, candidate: CandidateNode, taken: Taken) -> bool:
     """Returns True if preempting pods need the rest of the node."""
     preempting = []
-    for other in cluster.nominated.get(candidate.node.name, ()):
-        has_priority = other.needs.priority >= wish.needs.priority
-        if other.uid != pod.uid and has_priority:
-            preempting.append(other)
+    for pod in cluster.nominated.get(candidate.node.name, ()):
+        if pod.needs.priority >= wish.needs.priority:
+            preempting.append(pod)
 
     if not preempting:
         return False
 
     later = CandidateNode(candidate.node, candidate.pods)
-    for other in preempting:
-        later.reserve(other.needs.amounts)
+    for pod in preempting:
+        later.reserve(pod.needs.amounts)
 
     supplies = _list_supplies(cluster, wish, later, taken)
     return any(_list_busy(wish, later, supplies))
-
-
-def _name_specs(specs: Iterable[ClaimSpec]) -> str:
-    for spec in specs:
-        for alternatives in spec.requests:
-            return alternatives[0].device_class
-    return "devices"
-
-
-def _name_places(wish: Wish) -> str:
-    for name, _ in wish.claim_selectors:
-        return name
-    return "devices"
 
 
 def _measure_share(share: GpuShare, candidate: CandidateNode) -> Supply:
@@ -162,14 +147,15 @@ def _measure_share(share: GpuShare, candidate: CandidateNode) -> Supply:
     rooms = [1.0 - used for used in candidate.used_groups.values()]
     rooms += [1.0] * whole
 
-    each = share.on(candidate.node)
-    fitting = [room for room in rooms if room >= each - 1e-9]
+    fraction = share.on(candidate.node)
+    # 1.0 - 0.9 is less than 0.1.
+    fitting = [room for room in rooms if room >= fraction - _ROUNDING]
 
     return Supply(
-        needed=each * share.devices,
+        needed=fraction * share.devices,
         total=total,
         free=round(sum(rooms), 4),
-        fits_empty=each <= 1 and share.devices <= total,
+        fits_empty=fraction <= 1 and share.devices <= total,
         fits=len(fitting) >= share.devices,
     )
 
@@ -222,5 +208,7 @@ def _list_busy(
 
     for name, milli in (*wish.others, (POD_SLOTS, MILLI)):
         total = candidate.node.allocatable.get(name, 0)
-        if milli <= total < milli + candidate.used[name]:
+        fits_empty = milli <= total
+        fits = milli + candidate.used[name] <= total
+        if fits_empty and not fits:
             yield Failure("other_in_use", name)

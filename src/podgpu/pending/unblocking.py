@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from podgpu.model import PodName
 from podgpu.pending.cluster_index import CandidateNode, ClusterIndex
-from podgpu.pending.cluster_objects import BoundPod, PendingPod
+from podgpu.pending.cluster_objects import BoundPod
 from podgpu.pending.device_supply import Taken
 from podgpu.pending.idle_pods import IdlePod
 from podgpu.pending.node_checks import Check, Wish, check_node
@@ -30,14 +30,17 @@ class UnblockingSearch:
     cluster: ClusterIndex
     idle: Mapping[PodName, IdlePod]
 
-    def find(self, wish: Wish, pod: PendingPod, checks: Iterable[Check]) -> list[Unblock]:
+    def find(self, wish: Wish, checks: Iterable[Check]) -> list[Unblock]:
         if not self.idle:
             return []
 
         options = []
         tried = 0
         for check in checks:
-            if not check.keys <= _BUSY or tried == _MAX_NODES:
+            if tried == _MAX_NODES:
+                break
+            # Ended pods do not help if anything else excludes the node.
+            if not check.keys <= _BUSY:
                 continue
 
             idle = [each for each in check.candidate.pods if each.key in self.idle]
@@ -45,7 +48,7 @@ class UnblockingSearch:
                 continue
 
             tried += 1
-            ended = self._find_fewest(wish, pod, check.candidate, idle)
+            ended = self._find_fewest(wish, check.candidate, idle)
             if ended:
                 pods = tuple(self.idle[each.key] for each in ended)
                 options.append(Unblock(check.candidate.node.name, pods))
@@ -54,28 +57,29 @@ class UnblockingSearch:
         return options[:_MAX_OPTIONS]
 
     def _find_fewest(
-        self, wish: Wish, pod: PendingPod, candidate: CandidateNode, idle: Sequence[BoundPod]
+        self, wish: Wish, candidate: CandidateNode, idle: Sequence[BoundPod]
     ) -> list[BoundPod]:
         """Returns idle pods without which the pod would fit: those that are idle for longest."""
         ended = sorted(idle, key=lambda each: (self.idle[each.key].idle_since, each.key))
-        if not self._fits_without(wish, pod, candidate, ended):
+        if not self._fits_without(wish, candidate, ended):
             return []
 
-        for each in reversed(list(ended)):
+        # Spares those that became idle last, if the others suffice.
+        for each in reversed(ended):
             fewer = [other for other in ended if other is not each]
-            if self._fits_without(wish, pod, candidate, fewer):
+            if self._fits_without(wish, candidate, fewer):
                 ended = fewer
 
         return ended
 
     def _fits_without(
-        self, wish: Wish, pod: PendingPod, candidate: CandidateNode, ended: Sequence[BoundPod]
+        self, wish: Wish, candidate: CandidateNode, ended: Sequence[BoundPod]
     ) -> bool:
         uids = {each.uid for each in ended}
         remaining = [each for each in candidate.pods if each.uid not in uids]
         later = CandidateNode(candidate.node, remaining)
         taken = self._take_back(uids)
-        check = check_node(self.cluster, wish, pod, later, taken)
+        check = check_node(self.cluster, wish, later, taken)
         return not check.failures
 
     def _take_back(self, uids: set[str]) -> Taken:
