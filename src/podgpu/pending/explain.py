@@ -328,6 +328,7 @@ class Explainer:
 
         If each is offered by some node, no node offers all of them together, so all are listed.
         """
+        # A dict, because it keeps the order.
         missing: dict[str, None] = {}
         for check in checks:
             if check.is_unknown:
@@ -336,13 +337,8 @@ class Explainer:
 
             missing.update(dict.fromkeys(check.lacking))
 
-        offered: set[str] = set()
-        for candidate in self.cluster.candidates:
-            node = candidate.node
-            # A device plugin that has stopped, or all of whose GPUs are unhealthy, leaves a 0.
-            offered.update(name for name in node.allocatable if _offers(node, name))
-            offered.update(list_drivers(self.cluster, node))
-
+        nodes = [candidate.node for candidate in self.cluster.candidates]
+        offered = self._list_offered(nodes)
         resources = cut_names(sorted(offered))
         selectors = cut_names(_list_expressions(wish.specs))
         offered_nowhere = [name for name in missing if name not in offered]
@@ -354,7 +350,6 @@ class Explainer:
                 key = "not_offered"
                 names = resources
 
-            nodes = [candidate.node for candidate in self.cluster.candidates]
             unhealthy = sum(node.count_unhealthy(name) for node in nodes)
             yield Reason(
                 key=key,
@@ -364,9 +359,16 @@ class Explainer:
                 unhealthy=unhealthy or None,
             )
 
-
-def _offers(node: NodeRecord, resource: str) -> bool:
-    return is_gpu_resource(resource) and node.allocatable[resource] > 0
+    def _list_offered(self, nodes: Iterable[NodeRecord]) -> set[str]:
+        """Returns the GPU resources of the nodes, and their drivers (DRA)."""
+        offered: set[str] = set()
+        for node in nodes:
+            offered |= list_drivers(self.cluster, node)
+            for name, milli in node.allocatable.items():
+                # A device plugin that has stopped, or all of whose GPUs are unhealthy, leaves a 0.
+                if milli and is_gpu_resource(name):
+                    offered.add(name)
+        return offered
 
 
 def _counts_gpus(resource: str) -> bool:
@@ -433,34 +435,31 @@ def _make_reason(wish: Wish, failure: Failure, checks: Sequence[Check]) -> Reaso
     key = failure.key
     resource = failure.resource or checks[0].resource
     names = cut_names(_list_names(key, wish, checks))
-    totals = []
-    frees = []
-    needed = 0.0
+    supplies = [_find_supply(wish, check, resource) for check in checks]
+    needed = max(supply.needed for supply in supplies)
+    free = sum(supply.free for supply in supplies)
+
+    largest = max(supply.free for supply in supplies)
+    if key in ("too_large", "other_too_large"):
+        largest = max(supply.total for supply in supplies)
+
+    # The pod could use repaired GPUs only if nothing else excludes these nodes.
     unhealthy = 0.0
-    for check in checks:
-        supply = _find_supply(wish, check, resource)
-        totals.append(supply.total)
-        frees.append(supply.free)
-        needed = max(needed, supply.needed)
-        unhealthy += check.candidate.node.count_unhealthy(resource)
+    if key in ("in_use", "too_large"):
+        unhealthy = sum(check.candidate.node.count_unhealthy(resource) for check in checks)
 
-    largest = max(frees)
-    if key.endswith("too_large"):
-        largest = max(totals)
-    if key not in ("in_use", "too_large"):
-        unhealthy = 0.0
-
-    is_enough_in_sum = len(checks) > 1 and needed > 1 and sum(frees) >= needed
-    if key == "in_use" and is_enough_in_sum:
+    # One GPU, or a part of it, is never spread over nodes.
+    has_several = len(checks) > 1 and needed > 1
+    if key == "in_use" and has_several and free >= needed:
         key = "fragmented"
 
     return Reason(
         key=key,
         resource=resource,
         needed=needed,
-        free=sum(frees),
+        free=free,
         largest=largest,
-        total=sum(totals),
+        total=sum(supply.total for supply in supplies),
         unhealthy=unhealthy or None,
         nodes=len(checks),
         names=names.shown,

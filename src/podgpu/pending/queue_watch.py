@@ -33,8 +33,8 @@ from podgpu.pending.quotas import (
 
 _PAGE_SIZE = 500
 _KEEP_SECONDS = 5.0  # an answer is computed at most this often
-_REST = 4.0  # and is kept for at least this multiple of the time that it took
-_SYNC_SECONDS = 10.0  # so long, the first question waits
+_LEAST_REST = 4.0  # and is kept for at least this multiple of the time that it took
+_SYNC_SECONDS = 10.0  # the first question waits at most this long for each list
 _UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 KUEUE_GROUP = "kueue.x-k8s.io"
@@ -92,8 +92,12 @@ class QueueWatch:
         }
         self._optional: dict[str, Informer[Any]] = {}
         for each in _OPTIONAL:
-            path = each.path or f"/apis/{each.group}/{each.versions[0]}/{each.name}"
-            find_path = partial(_find_path, each) if each.group else None
+            path = each.path
+            find_path = None
+            if each.group:
+                # Until the server has said which versions it has.
+                path = f"/apis/{each.group}/{each.versions[0]}/{each.name}"
+                find_path = partial(_find_path, each)
             informer = watch(path, {}, each.parse, find_path=find_path, is_optional=True)
             self._optional[each.name] = informer
 
@@ -108,7 +112,7 @@ class QueueWatch:
             if self._latest is None or now >= self._keep_until:
                 self._latest = self._compute()
                 done = self._clock.monotonic()
-                self._keep_until = done + max(_KEEP_SECONDS, _REST * (done - now))
+                self._keep_until = done + max(_KEEP_SECONDS, _LEAST_REST * (done - now))
             return self._latest
 
     def _compute(self) -> QueueSnapshot:
@@ -138,7 +142,10 @@ class QueueWatch:
         )
 
     def _list(self, *names: str) -> list[Any]:
-        return [item for name in names for item in self._optional[name].items()]
+        items: list[Any] = []
+        for name in names:
+            items += self._optional[name].items()
+        return items
 
     def _list_notes(self) -> Sequence[str]:
         notes = []

@@ -290,10 +290,10 @@ class Quotas:
 
     def find_workload(self, namespace: str, name: str, uids: Iterable[str]) -> HeldWorkload | None:
         """Returns the Kueue Workload of a pod: by its name, or by the pod or its owner."""
-        found = self._by_name.get((namespace, name))
+        workload = self._by_name.get((namespace, name))
         for uid in uids:
-            found = found or self._by_owner.get(uid)
-        return found
+            workload = workload or self._by_owner.get(uid)
+        return workload
 
     def find_cluster_queue(self, workload: HeldWorkload) -> QuotaHolder | None:
         name = self._cluster_queue_of.get((workload.pod.namespace, workload.queue), "")

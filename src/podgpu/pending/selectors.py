@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from podgpu.kube.objects import KubeObject, read_list, read_map
@@ -40,7 +40,8 @@ class Requirement(NamedTuple):
         if self.operator == "DoesNotExist":
             return value is None
 
-        limit = next(iter(self.values), "")
+        # Gt and Lt have one value.
+        limit = self.values[0] if self.values else ""
         return _compares(self.operator, value or "", limit)
 
     @property
@@ -58,16 +59,15 @@ class Requirement(NamedTuple):
 
 
 def _compares(operator: str, value: str, limit: str) -> bool:
-    """Returns False if one of the texts is not a number."""
+    """Returns False if one of the texts is not a number, or the operator is unknown."""
     try:
-        number = int(value)
-        least = int(limit)
+        difference = int(value) - int(limit)
     except ValueError:
         return False
 
     if operator == "Gt":
-        return number > least
-    return operator == "Lt" and number < least
+        return difference > 0
+    return operator == "Lt" and difference < 0
 
 
 Term = tuple[Requirement, ...]
@@ -137,18 +137,20 @@ def parse_pod_selectors(spec: KubeObject) -> tuple[NodeSelector, ...]:
 
 
 def list_unmet(
-    selectors: Iterable[NodeSelector], nodes: Iterable[Mapping[str, str]]
+    selectors: Iterable[NodeSelector], nodes: Collection[Mapping[str, str]]
 ) -> list[Requirement]:
-    """Returns the requirements that no node meets. If each is met by a node, returns all."""
+    """Returns the requirements that no node meets. If each is met by a node, returns all.
+
+    `nodes`: the labels of each node.
+    """
     every: dict[Requirement, None] = {}
     for selector in selectors:
         for term in selector.terms:
             every.update(dict.fromkeys(term))
 
-    labels = list(nodes)
     unmet = []
     for requirement in every:
-        if not any(requirement.accepts(each) for each in labels):
+        if not any(requirement.accepts(labels) for labels in nodes):
             unmet.append(requirement)
 
     return unmet or list(every)
