@@ -35,11 +35,12 @@ from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE, floor_time
 
 _LOAD_DAYS = 7
+_JOBS = 5  # before the one that runs now
 _JOB_HOURS = 4.0
 _PAUSE_HOURS = 0.5
 _JOB_BEGAN = 0.3  # hours ago; an hour ago, an earlier job ran
 _NIGHT = 0.6  # load of services at night, relative to the day
-_IDLE_ALARM = 24.0  # hours ago
+_IDLE_HOURS = 24.0  # since when idle pods are idle
 
 
 class _Fault(NamedTuple):
@@ -100,7 +101,8 @@ def write_past(
     """
     runs = {}
     for exporter in exporters:
-        exporter.ledger.assume_idle(DAY)
+        exporter.ledger.assume_idle(_IDLE_HOURS * HOUR)
+        # The temperature does not begin to rise only when the demo starts.
         for gpu in exporter.node.driver.gpus:
             gpu.celsius = final_celsius(gpu.model, gpu.activity.watts)
         runs[exporter.node.name] = list(_list_runs(exporter.node))
@@ -164,24 +166,28 @@ def _list_runs(node: DemoNode) -> Iterator[_Run]:
     Includes earlier jobs on the GPUs of the third node's training job, and earlier notebooks on the
     GPUs of idle pods.
     """
-    jobs = []
+    workers = []
     for tenant in node.tenants:
         if node.name == "node-3" and tenant.pod.startswith(f"{JOB}-"):
-            jobs.append(tenant)
+            workers.append(tenant)
             yield _Run(tenant, _JOB_BEGAN)
-        elif tenant.duty or node.name != "node-1":
-            yield _Run(tenant, math.inf)
-        else:
-            yield _Run(tenant, 24.0)
+        elif node.name == "node-1" and not tenant.duty:
+            yield _Run(tenant, _IDLE_HOURS)
             notebook = replace(tenant, pod=tenant.pod.replace("ada", "ben"), duty=0.3)
-            yield _Run(notebook, math.inf, 24.5)
+            yield _Run(notebook, math.inf, _IDLE_HOURS + _PAUSE_HOURS)
+        else:
+            yield _Run(tenant, math.inf)
 
-    for number in range(5):
-        end = _JOB_BEGAN + _PAUSE_HOURS + number * (_JOB_HOURS + _PAUSE_HOURS)
-        for tenant in jobs:
-            duty = 0.25 if number == 1 else tenant.duty
-            past = replace(tenant, pod=f"finetune-{5 - number}", duty=duty)
-            yield _Run(past, end + _JOB_HOURS, end)
+    end = _JOB_BEGAN + _PAUSE_HOURS
+    for number in range(_JOBS, 0, -1):
+        begin = end + _JOB_HOURS
+        for worker in workers:
+            job = replace(worker, pod=f"finetune-{number}")
+            # One job uses little of its GPUs.
+            if number == _JOBS - 1:
+                job = replace(job, duty=0.25)
+            yield _Run(job, begin, end)
+        end = begin + _PAUSE_HOURS
 
 
 def _sample_node(node: DemoNode, tenants: Sequence[Tenant], step: _Step) -> Iterator[GpuSample]:
@@ -225,16 +231,16 @@ class _PastDevice(NamedTuple):
         names = {condition.name for condition in conditions}
         is_gone = NODE_GONE in names
         is_blind = is_gone or LOST in names
-        loads = dict.fromkeys(self.users, 0.0)
-        if not is_blind:
-            for tenant in self.users:
-                loads[tenant] = _load_of(self.node, tenant, self.step)
+        loads = {}
+        for tenant in self.users:
+            loads[tenant] = 0.0 if is_blind else _load_of(self.node, tenant, self.step)
 
         activity = self._compute_activity(loads)
-
+        # Nothing is charged for a node that did not answer. A lost GPU keeps its holders.
         charges = []
         if not is_gone:
             charges = self._charge(loads, activity, is_blind)
+
         return GpuSample(
             uuid=self.gpu.uuid,
             instance="" if self.instance is None else str(self.instance),
@@ -248,7 +254,7 @@ class _PastDevice(NamedTuple):
     def _charge(
         self, loads: Mapping[Tenant, float], activity: LoadActivity, is_blind: bool
     ) -> list[Charge]:
-        """Charges the tenants, or nobody if there are none."""
+        """Charges the tenants. Without tenants, the whole time is unallocated."""
         prices = self.step.prices
         hour = prices.of(self.gpu.model.name).gpu_hour
         price = price_hours(self.size, hour)
@@ -273,6 +279,7 @@ class _PastDevice(NamedTuple):
         return charges
 
     def _make_figures(self, activity: LoadActivity) -> Figures:
+        # As `load_of` limits the memory of the simulated processes.
         most = self.gpu.model.memory // 2
         memory = sum(min(tenant.memory, most) for tenant in self.users)
         figures = Figures(activity.busy, float(memory))
@@ -291,7 +298,7 @@ class _PastDevice(NamedTuple):
                 yield ConditionRecord(fault.condition, fault.message)
 
         for tenant in self.tenants:
-            if not tenant.duty and ago <= _IDLE_ALARM:
+            if not tenant.duty and ago <= _IDLE_HOURS:
                 workload = Workload(tenant.namespace, tenant.pod, tenant.container)
                 text = describe_idle(workload)
                 yield ConditionRecord(IDLE, text, account=_account_of(tenant))
@@ -322,13 +329,14 @@ class _PastDevice(NamedTuple):
         load = loads[tenant]
         share = 1 / len(self.tenants)
 
-        part = share
+        # Energy is divided by load.
+        energy_part = share
         all_loads = sum(loads[other] for other in self.tenants)
         if all_loads:
-            part = load / all_loads
+            energy_part = load / all_loads
 
         watts = compute_watts(self.gpu.model, activity) * self.size
-        joules = watts * seconds * part
+        joules = watts * seconds * energy_part
         if is_blind:
             return HeldTime(seconds, share, joules=joules)
 
@@ -346,6 +354,7 @@ class _PastDevice(NamedTuple):
             # Its reranker belongs to the cost of its tokens.
             tokens = Tokens()
 
+        # A process waits while others run on the GPU.
         others = activity.busy - load
         return HeldTime(
             held=seconds,
@@ -366,23 +375,25 @@ def _load_of(node: DemoNode, tenant: Tenant, step: _Step) -> float:
 
     That of services follows the time of day; notebooks rest at night and at weekends.
     """
-    at, seconds, now, _ = step
+    at = step.at
     if tenant.pod.startswith("jupyter-ben-"):
-        is_day = 6 <= at % DAY / HOUR < 18
-        is_weekend = (at // DAY + 3) % 7 > 4
-        if not is_day or is_weekend:
+        hour_of_day = at % DAY / HOUR
+        # 0 is a Monday: Unix time began on a Thursday.
+        weekday = (at // DAY + 3) % 7
+        if not 6 <= hour_of_day < 18 or weekday >= 5:
             return 0.0
 
     load = tenant.duty
     # Longer means are constant.
-    if seconds <= COARSE:
+    if step.seconds <= COARSE:
         process = node.load_of(tenant)
         epoch = node.driver.gpus[tenant.gpu].epoch
-        times = range(at, at + seconds, 60)
+        times = range(at, at + step.seconds, 60)
         load = fmean(process.demand(time - epoch) for time in times)
 
+    # The simulated load is that of the time of day at which the demo starts.
     if tenant.namespace in ("serving", "batch"):
-        load *= _day_load(at) / _day_load(now)
+        load *= _day_load(at) / _day_load(step.now)
     return min(1.0, load)
 
 
