@@ -46,6 +46,7 @@ CLUSTER = ViewSettings(
 )
 _PODS_PER_NODE = 8
 CYCLE_SECONDS = 150.0
+_ILL_GPU = 6
 _XID = 48  # a double-bit memory error, after which the GPU must be reset
 _LOST_GPU = 3
 JOB = "llm-train"
@@ -94,18 +95,19 @@ def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
     Between 30 and 90 seconds, all faults are present.
     """
     first, second, third, *_ = nodes
-    ill = min(6, len(first.driver.gpus) - 1)
-    # Of the training job; replaced when the next one begins.
-    job = [tenant for tenant in third.tenants if tenant.pod == f"{JOB}-{_FIRST_JOB}"]
+    # The user chooses the GPUs of the first node.
+    ill = min(_ILL_GPU, len(first.driver.gpus) - 1)
+    workers = [tenant for tenant in third.tenants if tenant.pod == f"{JOB}-{_FIRST_JOB}"]
     numbers = itertools.count(_FIRST_JOB + 1)
 
     def end_job() -> None:
-        third.remove_pod(job[0].namespace, job[0].pod)
+        third.remove_pod(workers[0].namespace, workers[0].pod)
 
     def begin_next_job() -> None:
+        nonlocal workers
         name = f"{JOB}-{next(numbers)}"
-        job[:] = [replace(tenant, pod=name) for tenant in job]
-        third.add_tenants(*job)
+        workers = [replace(worker, pod=name) for worker in workers]
+        third.add_tenants(*workers)
 
     def raise_xid() -> None:
         first.driver.raise_xid(ill, _XID)
@@ -131,6 +133,7 @@ def make_script(nodes: Sequence[DemoNode]) -> list[Act]:
 
 def schedule(script: Sequence[Act]) -> Iterator[tuple[float, Act]]:
     """Yields each event with its time since the start, cycle after cycle."""
+    # Without this, the endless loop would never yield.
     if not script:
         return
     for cycle in itertools.count():
@@ -174,6 +177,7 @@ def make_exporter(node: DemoNode, prices: ReadPrices) -> DemoExporter:
     async def close_while_down(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        # As from a machine that is down: the scraper gets no HTTP response.
         if not node.answers and request.transport is not None:
             request.transport.abort()
         return await handler(request)

@@ -89,10 +89,12 @@ class _Engine:
         self.tokens = self.tokens.plus(more)
 
         model = self.model
-        waits = model.first_token / max(0.1, 1.0 - load)
+        # As in any queue, requests wait longer the closer the engine is to its limit.
+        first_token = model.first_token / max(0.1, 1.0 - load)
         requests = model.prompt * busy / model.prompt_size
+        # Each bucket of a Prometheus histogram contains those below it.
         for bound in _BOUNDS:
-            if waits <= bound:
+            if first_token <= bound:
                 self.buckets[bound] += requests
 
 
@@ -108,11 +110,11 @@ class DemoEngines:
 
     def endpoints(self) -> dict[PodName, PodEndpoint]:
         """Returns what the API server would say about the pods."""
-        found = {}
+        endpoints = {}
         for _, tenant in self._list_tenants():
             path = f"/{tenant.namespace}/{tenant.pod}"
-            found[tenant.pod_name] = PodEndpoint("127.0.0.1", (), self.port, path)
-        return found
+            endpoints[tenant.pod_name] = PodEndpoint("127.0.0.1", (), self.port, path)
+        return endpoints
 
     def _list_tenants(self) -> Iterator[tuple[DemoNode, Tenant]]:
         """Yields the containers that are engines, with their nodes."""
@@ -142,6 +144,7 @@ class DemoEngines:
 
 def _write_metrics(engine: _Engine, load: float) -> str:
     labels = f'engine="0",model_name="{engine.model.name}"'
+    # Requests begin to wait when the engine is half busy.
     waiting = max(0, round(30 * (load - 0.5)))
     cache = min(1.0, 0.1 + 0.8 * load)
     values = {

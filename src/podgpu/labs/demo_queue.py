@@ -41,7 +41,7 @@ class _Waiting(NamedTuple):
     minutes: float  # since the start of the demo
     model: str
     amounts: ResourceAmounts
-    lacks: str = _GPU  # on all nodes of the model
+    lacks: str = _GPU  # what the scheduler says of the nodes with the model
 
 
 def _request(gpus: int, cpu: int, memory_gib: int) -> ResourceAmounts:
@@ -85,6 +85,7 @@ class DemoQueue:
     def _make_pending(self, waiting: _Waiting) -> PendingPod:
         models = {_find_model(node) for node in self._nodes}
         wanted = sorted(model for model in models if waiting.model in model)
+        # The user may have chosen a first node without this model.
         if not wanted:
             wanted = [f"NVIDIA-{waiting.model}"]
         requirement = Requirement(MODEL_LABEL, "In", tuple(wanted))

@@ -125,10 +125,13 @@ def _clocks(model: GpuModel, kind: int) -> tuple[int, int]:
 
 
 def _threshold(gpu: SimulatedGpu, which: int) -> Any:
-    offsets = {0: 8, 1: 2, 3: 0}
-
+    offsets = {
+        pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 8,
+        pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 2,
+        pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: 0,
+    }
     if gpu.model.hbm:
-        offsets[2] = 8
+        offsets[pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX] = 8
     if which not in offsets:
         raise_error()
     return _MAX_CELSIUS + offsets[which]
@@ -326,15 +329,23 @@ def _nvlink_kib(gpu: SimulatedGpu, scope: int) -> int | None:
 
 
 _FIELDS: dict[int, Reader] = {
+    # ECC mode: current and pending
     **dict.fromkeys((1, 2), _value_where(_HAS_ECC, 1)),
+    # NVLink errors: CRC of flits and of data, replays, recoveries
     **dict.fromkeys((38, 45, 52, 59), _value_where(lambda gpu: gpu.nvlinks)),
+    # time with reduced clocks, by reason
     **dict.fromkeys((74, 75, 76, 77, 79, 269, 270, 271), lambda gpu, scope: 0),
-    **dict.fromkeys((138, 139), _nvlink_kib),
+    # the same because of low utilisation
     78: lambda gpu, scope: int(gpu.idle_seconds * 1e9),
+    # NVLink data sent and received
+    **dict.fromkeys((138, 139), _nvlink_kib),
+    # memory temperature
     82: lambda gpu, scope: (
         round(gpu.celsius - 2 + 8 * gpu.activity.device.dram) if gpu.model.hbm else None
     ),
+    # recovery action
     230: lambda gpu, scope: gpu.recovery,
+    # state of a link: 1 is active
     165: lambda gpu, scope: None if scope >= gpu.nvlinks else 1,
 }
 
@@ -389,7 +400,8 @@ def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:
     dram = (second.meter.dram - first.meter.dram) / seconds
 
     nvlink = second.nvlinks * _NVLINK_BYTES
-    # Bytes per second while the GPU is busy. 0 if the GPU has no NVLink.
+    # PCIe and NVLink, sent and received: bytes per second while the GPU is busy. 0 if the GPU has
+    # no NVLink.
     rates = {20: _PCIE_TX_BYTES, 21: _PCIE_RX_BYTES, 60: nvlink, 61: nvlink}
     if metric in rates:
         rate = rates[metric]

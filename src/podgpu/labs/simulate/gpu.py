@@ -74,6 +74,7 @@ class LoadActivity(NamedTuple):
 
 def compute_watts(model: GpuModel, activity: LoadActivity) -> float:
     idle, _, limit = model.power
+    # Estimated weights.
     load = 0.45 * activity.busy + 0.45 * activity.tensor + 0.2 * activity.dram
     return idle + (limit - idle) * load
 

@@ -395,14 +395,14 @@ class RoundRobinLog:
         self._driver = driver
         self._gpu = next(gpu for gpu in driver.gpus if gpu.uuid == uuid)
         self._at = self.now()
-        self._resident = 0
+        self._resident = 0  # pid whose context is on the GPU; 0 before the first one
         self._works = False
 
         self._left: dict[int, int] = {}  # pid -> nanoseconds of work left in the current period
         self._next: dict[int, int] = {}  # pid -> start of the next period
         self._records: list[tuple[int, int, int]] = []
         """Time, tag and pid of the switches that have not been read yet."""
-        self._number = 0
+        self._number = 0  # of the next record
 
     def now(self) -> int:
         with self._driver.lock:
@@ -436,12 +436,15 @@ class RoundRobinLog:
 
             ready = sorted(pid for pid in loads if self._left.get(pid))
             self._works = bool(ready)
+            # Nothing runs until the next period of a process begins.
             if not ready:
                 self._at = min((self._next[pid] for pid in loads), default=until)
                 continue
 
+            # In the order of pids, and after the last one, the first one again.
             later = [pid for pid in ready if pid > self._resident]
-            self._run_slice((later or ready)[0])
+            following = later or ready
+            self._run_slice(following[0])
 
     def _begin_period(self, load: SimulatedLoad) -> None:
         """Adds the work of the load's next period, if the period begins now."""
