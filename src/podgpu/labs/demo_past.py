@@ -256,9 +256,9 @@ class _PastDevice(NamedTuple):
     ) -> list[Charge]:
         """Charges the tenants. Without tenants, the whole time is unallocated."""
         prices = self.step.prices
-        hour = prices.of(self.gpu.model.name).gpu_hour
-        price = price_hours(self.size, hour)
-        currency = "" if hour is None else prices.currency
+        hour_price = prices.of(self.gpu.model.name).gpu_hour
+        price = price_hours(self.size, hour_price)
+        currency = "" if hour_price is None else prices.currency
 
         if not self.tenants:
             seconds = self.step.seconds
@@ -271,11 +271,12 @@ class _PastDevice(NamedTuple):
         for tenant in self.tenants:
             time = self._measure(tenant, loads, activity, is_blind)
             amounts = charge(time, self.size, price)
-            own = None
+            # The figures of a tenant without others are those of the device.
+            own_figures = None
             if len(self.tenants) > 1:
-                own = Figures(loads[tenant], float(tenant.memory))
+                own_figures = Figures(loads[tenant], float(tenant.memory))
             account = _account_of(tenant)
-            charges.append(Charge(account, tenant.container, amounts, own, currency))
+            charges.append(Charge(account, tenant.container, amounts, own_figures, currency))
         return charges
 
     def _make_figures(self, activity: LoadActivity) -> Figures:

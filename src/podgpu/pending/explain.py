@@ -146,7 +146,8 @@ class Explainer:
     def _list_needs(self, pod: PendingPod) -> Iterator[Need]:
         for name, milli in pod.needs.gpu_amounts:
             amount = milli / MILLI
-            yield Need(name, amount, amount if _counts_gpus(name) else 0.0)
+            gpus = amount if _counts_gpus(name) else 0.0
+            yield Need(name, amount, gpus)
 
         share = pod.needs.share
         if share is not None and share.fraction:

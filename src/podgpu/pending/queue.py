@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 
 from podgpu.errors import UsageError
 from podgpu.known import add_known, round_known
-from podgpu.model import WorkloadOwner, group_by_key
+from podgpu.model import WorkloadOwner, group_by
 from podgpu.pending.cluster_index import FreeGpus
 from podgpu.pending.cluster_objects import PendingPod
 from podgpu.pending.explain import Explanation, Need, QueueState
@@ -135,10 +135,12 @@ def make_queue(
 ) -> QueueAnswer:
     """`visible`: the namespaces that the user may see; None if he may see all."""
     shown = _select(snapshot.queue.waiting, query, visible)
+    # A pod that requests no GPU is shown only to a query with its name.
     others: list[Explanation] = []
     if query.pod:
         others = _select(snapshot.queue.others, query, visible)
 
+    # An answer to a query does not say how many hidden pods the query would select.
     hidden: list[Explanation] = []
     if not query.namespace and not query.pod:
         hidden = [each for each in snapshot.queue.waiting if not _is_visible(each, visible)]
@@ -199,22 +201,18 @@ def _group(
     explanations: Iterable[Explanation], visible: Collection[str] | None
 ) -> list[QueueGroup]:
     """The explanations are sorted by time, so the groups are, too."""
-    pairs = []
-    for explanation in explanations:
-        needs = explanation.pod.needs
-        kind = _Kind(
-            explanation.reasons,
-            explanation.needs,
-            explanation.unblock,
-            needs.priority,
-            needs.scheduler,
-        )
-        pairs.append((kind, explanation))
+    groups = group_by(explanations, _find_kind)
+    return [_make_group(kind, members, visible) for kind, members in groups.items()]
 
-    made = []
-    for kind, members in group_by_key(pairs).items():
-        made.append(_make_group(kind, members, visible))
-    return made
+
+def _find_kind(explanation: Explanation) -> _Kind:
+    return _Kind(
+        explanation.reasons,
+        explanation.needs,
+        explanation.unblock,
+        explanation.pod.needs.priority,
+        explanation.pod.needs.scheduler,
+    )
 
 
 def _make_group(

@@ -70,12 +70,14 @@ def number(value: float | None) -> str:
 def amount(value: float | None, resource: str) -> str:
     """Returns an amount with its unit: `2 nvidia.com/gpu`, `1.5 CPUs`, `16 GiB of memory`."""
     if resource == "cpu":
-        return f"{number(value)} {'CPU' if value == 1 else 'CPUs'}"
+        unit = "CPU" if value == 1 else "CPUs"
+        return f"{number(value)} {unit}"
     if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
         return f"{_size(value)} of {resource}"
 
     if resource == "pods":
-        return f"{number(value)} {'pod slot' if value == 1 else 'pod slots'}"
+        unit = "pod slot" if value == 1 else "pod slots"
+        return f"{number(value)} {unit}"
     if resource == "gpu-memory":
         return f"{_size(value)} of GPU memory"
 
@@ -93,7 +95,8 @@ def _size(value: float | None) -> str:
         if value >= size / 100:
             return f"{number(value / size)} {unit}"
 
-    return f"{number(value)} {'byte' if value == 1 else 'bytes'}"
+    unit = "byte" if value == 1 else "bytes"
+    return f"{number(value)} {unit}"
 
 
 class CutNames(NamedTuple):

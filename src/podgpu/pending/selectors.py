@@ -51,11 +51,9 @@ class Requirement(NamedTuple):
         if self.operator == "In" and len(self.values) == 1:
             return f"{key}={values}"
 
-        words = [key, self.operator]
-        if values:
-            words.append(f"({values})")
-
-        return " ".join(filter(None, words))
+        if not values:
+            return f"{key} {self.operator}"
+        return f"{key} {self.operator} ({values})"
 
 
 def _compares(operator: str, value: str, limit: str) -> bool:
@@ -130,6 +128,7 @@ def parse_pod_selectors(spec: KubeObject) -> tuple[NodeSelector, ...]:
 
     affinity = read_map(read_map(spec, "affinity"), "nodeAffinity")
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    # An empty one accepts no node.
     if required is not None:
         selectors.append(parse_node_selector(required))
 

@@ -405,6 +405,7 @@ def _evaluate(metric: int, first: GpmSample, second: GpmSample) -> float | None:
     rates = {20: _PCIE_TX_BYTES, 21: _PCIE_RX_BYTES, 60: nvlink, 61: nvlink}
     if metric in rates:
         rate = rates[metric]
+        # In MiB/s.
         return busy * rate / MIB if rate else None
 
     if metric not in _PERCENT:

@@ -172,6 +172,7 @@ class SimulatedGpu:
         """Updates the state to the time `now`. Does nothing if the state is newer."""
         while self.at < now:
             end = now
+            # The activity of loads changes each second.
             if self.running() and now - self.at <= LONG_GAP:
                 next_second = math.floor(self.at) + 1.0
                 end = min(now, next_second)
@@ -236,15 +237,15 @@ class SimulatedGpu:
 
     def evict(self, pid: int) -> int:
         """Ends the loads of a process and returns their number."""
-        left = 0
+        ended = 0
         for placed in self.loads:
             if placed.is_running and placed.load.pid == pid:
                 placed.until = self.at
-                left += 1
+                ended += 1
 
         oldest = self.at - SAMPLE_BUFFER
         self.loads = [placed for placed in self.loads if placed.until > oldest]
-        return left
+        return ended
 
     def set_instances(self, instances: tuple[SimulatedInstance, ...] | None) -> None:
         """Replaces the MIG instances and ends all loads. None disables MIG."""
