@@ -342,13 +342,15 @@ class _PastDevice(NamedTuple):
             return HeldTime(seconds, share, joules=joules)
 
         busy = load * seconds
-        idle = float(seconds)
-        underused: float | None = 0.0
-        if load:
-            idle = 0.0
-            underused = max(0.0, share - load) * seconds
+        idle = 0.0 if load else float(seconds)
+        underused: float | None
         if tenant.user:
-            underused = None  # a user without Kubernetes reserves nothing
+            # A user without Kubernetes reserves nothing.
+            underused = None
+        elif not load:
+            underused = 0.0
+        else:
+            underused = max(0.0, share - load) * seconds
 
         tokens = count_tokens(tenant, busy, self.step.at)
         if tokens is None and self._has_engine(tenant.pod):

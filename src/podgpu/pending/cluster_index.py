@@ -75,7 +75,7 @@ class ClusterIndex:
         preempting = [pod for pod in objects.pending if pod.is_preempting]
         self.nominated = group_by(preempting, lambda pod: pod.nominated_node)
 
-        self.claims_of: dict[str, list[ClaimRecord]] = defaultdict(list)
+        self.claims_of: dict[str, list[ClaimRecord]] = defaultdict(list)  # by UID of a pod
         for claim in objects.claims:
             for user in claim.users:
                 self.claims_of[user].append(claim)

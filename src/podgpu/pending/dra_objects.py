@@ -170,8 +170,10 @@ def parse_claim_spec(spec: KubeObject) -> ClaimSpec:
 
 
 def _parse_request(body: KubeObject) -> Iterator[DeviceRequest]:
-    alternatives = read_list(body, "firstAvailable")
-    for exact in alternatives or [body.get("exactly") or body]:
+    """Yields the alternatives."""
+    # v1beta1 has the fields of `exactly` in the request itself.
+    exactly = body.get("exactly") or body
+    for exact in read_list(body, "firstAvailable") or [exactly]:
         if exact.get("adminAccess"):
             continue
 
@@ -292,14 +294,15 @@ def _qualify(name: str, domain: str) -> str:
 
 def newest_slices(slices: Iterable[SliceRecord]) -> list[SliceRecord]:
     """Returns the slices of the newest generation of each pool."""
-    every = sorted(slices, key=attrgetter("name"))
+    # Sorted, so that requests always take the same devices.
+    by_name = sorted(slices, key=attrgetter("name"))
     generations: dict[tuple[str, str], int] = {}
-    for each in every:
+    for each in by_name:
         pool = each.driver, each.pool
         generations[pool] = max(each.generation, generations.get(pool, 0))
 
     selected = []
-    for each in every:
+    for each in by_name:
         if each.generation == generations[each.driver, each.pool]:
             selected.append(each)
     return selected

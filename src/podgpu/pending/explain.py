@@ -332,6 +332,7 @@ class Explainer:
         # A dict, because it keeps the order.
         missing: dict[str, None] = {}
         for check in checks:
+            # Devices that the selector may select would be on this node.
             if check.is_unknown:
                 yield Reason(key="unchecked", names=("dra_selector",), nodes=0)
                 return

@@ -42,6 +42,7 @@ It is short, because stopping podgpu waits until it has passed.
 # Time slice and context switch, measured on an H200.
 _SLICE_NS = 2_200_000
 _SWITCH_NS = 84_000
+_NUMBERS = 1 << 16  # records are numbered with 16 bits
 _NO_NVLINK = pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
 _Target = tuple[SimulatedGpu, SimulatedInstance | None]
 
@@ -356,6 +357,7 @@ class SimulatedNvml:
         if not self._find(self._event_sets, pointer).waiting:
             self._changed.wait(min(timeout_ms / 1000, _MAX_WAIT_SECONDS))
 
+        # Meanwhile, the session or the set may have ended.
         self._check_session()
         waiting = self._find(self._event_sets, pointer).waiting
         if not waiting:
@@ -413,12 +415,20 @@ class RoundRobinLog:
         self._run(now)
 
         chunk = b""
-        while self._records and self._records[0][0] <= now:
-            at, tag, pid = self._records.pop(0)
+        later = []
+        for record in self._records:
+            at, tag, pid = record
+            # The slice that runs now is simulated to its end.
+            if at > now:
+                later.append(record)
+                continue
+
             chunk += RECORD.pack(
                 FECS_RECORD, 0, 0, tag, 0, self._number, pid, pid, 0, WHOLE_GPU, WHOLE_GPU, at
             )
-            self._number = (self._number + 1) % (1 << 16)
+            self._number = (self._number + 1) % _NUMBERS
+
+        self._records = later
         return chunk
 
     def is_busy(self) -> bool:
@@ -426,7 +436,7 @@ class RoundRobinLog:
         return self._works
 
     def close(self) -> None:
-        self._records.clear()
+        self._records = []
 
     def _run(self, until: int) -> None:
         loads = {load.pid: load for load in self._gpu.running()}
