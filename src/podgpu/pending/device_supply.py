@@ -48,14 +48,6 @@ Taken = Mapping[DraDeviceId, Sequence[AllocatedDevice]]
 """What claims have of each device. A shared device may have several."""
 
 
-def index_taken(claims: Iterable[ClaimRecord]) -> dict[DraDeviceId, list[AllocatedDevice]]:
-    taken: dict[DraDeviceId, list[AllocatedDevice]] = defaultdict(list)
-    for claim in claims:
-        for each in claim.devices:
-            taken[each.device].append(each)
-    return taken
-
-
 class _Choice(NamedTuple):
     """A request, and the devices that it may have."""
 
@@ -81,7 +73,10 @@ class Devices:
         for each in newest_slices(slices):
             self._add_slice(each)
 
-        self.taken = index_taken(claims)
+        self.taken: dict[DraDeviceId, list[AllocatedDevice]] = defaultdict(list)
+        for claim in claims:
+            for held in claim.devices:
+                self.taken[held.device].append(held)
 
     def _add_slice(self, each: SliceRecord) -> None:
         counters = _list_counters(each.driver, each.pool, each.counter_sets)
@@ -135,7 +130,7 @@ class Devices:
         """Returns how many devices of a driver a node has, and how many are free."""
         devices = [device for device in self.list_on(node) if device.driver == driver]
         taken = _select_taken(self.taken, devices)
-        anything = DeviceRequest("", "")
+        anything = DeviceRequest(device_class="")
         choices = [_Choice(anything, devices)]
         return self._count(choices, ()), self._count(choices, taken)
 

@@ -29,7 +29,6 @@ Quantities = tuple[tuple[str, Fraction], ...]
 class DeviceRequest(NamedTuple):
     """One request of a claim: `number` devices of a class that match all selectors."""
 
-    name: str
     device_class: str
     selectors: tuple[str, ...] = ()
     number: int = 1
@@ -180,7 +179,6 @@ def _parse_request(body: KubeObject) -> Iterator[DeviceRequest]:
         tolerations = read_list(exact, "tolerations")
         capacity = read_map(read_map(exact, "capacity"), "requests")
         yield DeviceRequest(
-            name=body["name"],
             device_class=exact.get("deviceClassName") or "",
             selectors=_parse_expressions(exact),
             number=exact.get("count") or 1,

@@ -59,10 +59,6 @@ class Check(NamedTuple):
         return [name for name, supply in self.supplies.items() if not supply.total]
 
     @property
-    def keys(self) -> frozenset[str]:
-        return frozenset(failure.key for failure in self.failures)
-
-    @property
     def resource(self) -> str:
         """The GPU resource that counts in reasons without one."""
         return next(iter(self.supplies))
@@ -103,7 +99,7 @@ def _list_supplies(
     for name, milli in wish.gpus:
         has_plugin = bool(node.allocatable.get(name))
         if name in cluster.extended and not has_plugin:
-            request = DeviceRequest(name, cluster.extended[name], number=milli // MILLI)
+            request = DeviceRequest(cluster.extended[name], number=milli // MILLI)
             specs.append(ClaimSpec(((request,),)))
         else:
             supplies[name] = candidate.measure(name, milli)

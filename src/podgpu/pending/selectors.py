@@ -81,14 +81,13 @@ class NodeSelector(NamedTuple):
     def accepts(self, labels: Mapping[str, str]) -> bool:
         if not self.is_set:
             return True
-        return any(_accepts_all(term, labels) for term in self.terms)
+        for term in self.terms:
+            if term and all(requirement.accepts(labels) for requirement in term):
+                return True
+        return False
 
 
 ANY_NODE = NodeSelector()
-
-
-def _accepts_all(term: Term, labels: Mapping[str, str]) -> bool:
-    return bool(term) and all(requirement.accepts(labels) for requirement in term)
 
 
 def parse_node_selector(body: KubeObject | None) -> NodeSelector:

@@ -40,7 +40,7 @@ class UnblockingSearch:
             if tried == _MAX_NODES:
                 break
             # Ended pods do not help if anything else excludes the node.
-            if not check.keys <= _BUSY:
+            if not all(failure.key in _BUSY for failure in check.failures):
                 continue
 
             idle = [each for each in check.candidate.pods if each.key in self.idle]
