@@ -320,6 +320,23 @@ def test_pods_that_end_free_their_gpus_soon() -> None:
     assert found.reasons[1].free == 2.0
 
 
+def test_gpus_of_two_resources_become_free() -> None:
+    mig = "nvidia.com/mig-1g.10gb"
+    ending = [
+        pod("gpus", gpus=2, on="a"),
+        pod("instances", gpus=3, on="b", resource=mig),
+    ]
+    for old in ending:
+        old["metadata"]["deletionTimestamp"] = CREATED
+
+    waiting = pod(gpus=1)
+    waiting["spec"]["containers"][0]["resources"]["requests"][mig] = "1"
+    nodes = [node("a", gpus=2, resources={mig: "3"}), node("b", gpus=2, resources={mig: "3"})]
+    found = explain_one(*nodes, *ending, waiting)
+    assert keys(found) == ["in_use", "in_use", "ending", "ending"]
+    assert {reason.resource: reason.free for reason in found.reasons[2:]} == {GPU: 2.0, mig: 3.0}
+
+
 def test_only_pods_with_gpus_can_free_them() -> None:
     busy = [node("a", gpus=1), pod("old", on="a")]
     assert keys(explain_one(*busy, pod(priority=1000))) == ["in_use"]

@@ -69,6 +69,7 @@ class Devices:
         self._elsewhere: list[DraDevice] = []  # for several nodes
         self._counters: dict[_CounterKey, Fraction] = {}  # what the pools have
         self._by_id: dict[DraDeviceId, DraDevice] = {}
+        # By device, device class and selectors. None if a selector is not supported.
         self._matches: dict[tuple[DraDeviceId, str, tuple[str, ...]], bool | None] = {}
         for each in newest_slices(slices):
             self._add_slice(each)

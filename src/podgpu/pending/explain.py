@@ -7,6 +7,7 @@ It repeats what the scheduler filters by, node by node. The rest is in `reasons.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -503,22 +504,19 @@ def _list_names(key: str, wish: Wish, checks: Sequence[Check]) -> list[str]:
 
 def _list_circumstances(needs: PodNeeds, checks: Iterable[Check]) -> Iterator[Reason]:
     """Yields facts about the pods that hold the GPUs of nodes that the pod may use."""
-    ending = 0
-    lower = 0
-    resource = ""
+    held: Counter[tuple[str, str]] = Counter()  # thousandths, by key of a reason and resource
     for check in checks:
-        if check.failures[0].key != "in_use":
+        first, *_ = check.failures
+        if first.key != "in_use":
             continue
 
-        resource = check.failures[0].resource
         for pod in check.candidate.pods:
-            held = dict(pod.amounts).get(resource, 0)
+            milli = dict(pod.amounts).get(first.resource, 0)
             if pod.is_ending:
-                ending += held
-            elif pod.priority < needs.priority:
-                lower += held
+                held["ending", first.resource] += milli
+            elif pod.priority < needs.priority and needs.never_preempts:
+                held["never_preempts", first.resource] += milli
 
-    if ending:
-        yield Reason(key="ending", resource=resource, free=ending / MILLI)
-    if lower and needs.never_preempts:
-        yield Reason(key="never_preempts", resource=resource, free=lower / MILLI)
+    for (key, resource), milli in sorted(held.items()):
+        if milli:
+            yield Reason(key=key, resource=resource, free=milli / MILLI)

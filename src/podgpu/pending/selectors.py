@@ -40,7 +40,7 @@ class Requirement(NamedTuple):
         if self.operator == "DoesNotExist":
             return value is None
 
-        # Gt and Lt have one value.
+        # Gt and Lt have one value. An operator that is not known here may have none.
         limit = self.values[0] if self.values else ""
         return _compares(self.operator, value or "", limit)
 
