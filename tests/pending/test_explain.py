@@ -18,6 +18,7 @@ from podgpu.pending.idle_pods import IdlePod
 from podgpu.pending.pending_objects import ClusterObjects
 from podgpu.pending.reasons import STAGES, Reason, advise, describe
 from tests.pending.situations import (
+    CLASS,
     DRIVER,
     GPU,
     H100,
@@ -228,6 +229,31 @@ def test_a_stage_that_excludes_the_last_node_comes_first() -> None:
     assert keys(found) == ["too_large", "selector"]
     assert found.reasons[0].largest == 4.0
     assert found.reasons[1].free == 8.0
+
+
+@pytest.mark.parametrize("is_alternative", [True, False])
+def test_one_selector_of_several_that_podgpu_cannot_evaluate(is_alternative: bool) -> None:
+    """Nothing is said about the others, although they alone do not fit."""
+    unsupported = {"deviceClassName": CLASS} | select("size(device.driver) == 1")
+    wanted = claim("c")
+    requests = wanted["spec"]["devices"]["requests"]
+    if is_alternative:
+        large = {"name": "large", "deviceClassName": CLASS, "count": 9}
+        requests[0] = {"name": "r", "firstAvailable": [large, {"name": "other"} | unsupported]}
+    else:
+        requests.append({"name": "other", "exactly": unsupported})
+
+    [reason] = explain_one(*dra(wanted), pod(gpus=0, claims=uses("c"))).reasons
+    assert (reason.key, reason.nodes) == ("unchecked", 0)
+
+
+def test_an_alternative_that_podgpu_cannot_evaluate_and_does_not_need() -> None:
+    wanted = claim("c")
+    unsupported = {"deviceClassName": CLASS} | select("size(device.driver) == 1")
+    small = {"name": "small", "deviceClassName": CLASS, "count": 1}
+    alternatives = [small, {"name": "other"} | unsupported]
+    wanted["spec"]["devices"]["requests"] = [{"name": "r", "firstAvailable": alternatives}]
+    assert keys(explain_one(*dra(wanted), pod(gpus=0, claims=uses("c")))) == ["fits"]
 
 
 def test_a_selector_names_what_no_node_has() -> None:

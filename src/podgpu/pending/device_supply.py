@@ -117,15 +117,29 @@ class Devices:
                 needed += len(matching) if preferred.wants_all else preferred.number
                 choices.append(_Choice(preferred, matching))
 
+        # All devices of a node are at least one: without any, the request is not satisfied.
+        needed = max(1, needed)
+        fits = self._fits(specs, devices, taken_here)
+        # These may be the devices that an unsupported selector selects.
+        if not fits and self._has_unknown(specs, devices):
+            return Supply(needed, 0, 0, fits_empty=False, fits=False, is_unknown=True)
+
         return Supply(
-            # All devices of a node are at least one: without any, the request is not satisfied.
-            needed=max(1, needed),
+            needed=needed,
             total=self._count(choices, ()),
             free=self._count(choices, taken_here),
             fits_empty=self._fits(specs, devices, ()),
-            fits=self._fits(specs, devices, taken_here),
+            fits=fits,
             is_unknown=is_unknown,
         )
+
+    def _has_unknown(self, specs: Iterable[ClaimSpec], devices: Sequence[DraDevice]) -> bool:
+        for spec in specs:
+            for alternatives in spec.requests:
+                for request in alternatives:
+                    if self._find_matching(request, devices) is None:
+                        return True
+        return False
 
     def count(self, driver: str, node: NodeRecord) -> tuple[float, float]:
         """Returns how many devices of a driver a node has, and how many are free."""
@@ -228,7 +242,7 @@ class Devices:
     ) -> list[_Choice]:
         choices = []
         for request in alternatives:
-            # Unknown matches are reported by `supply`.
+            # A device that may match counts as one that does not. See `supply`.
             matching = self._find_matching(request, devices) or []
             choices.append(_Choice(request, matching))
         return choices
