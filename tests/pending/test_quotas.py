@@ -170,7 +170,8 @@ def test_a_workload_with_several_kinds_of_pods() -> None:
     several = workload()
     launcher = {"name": "launcher", "template": {"spec": pod(gpus=0)["spec"]}}
     large = {"name": "large", "count": 1, "template": {"spec": pod(gpus=4)["spec"]}}
-    several["spec"]["podSets"] = [launcher, *several["spec"]["podSets"], large]
+    none = {"name": "none", "count": 0, "template": {"spec": pod(gpus=1)["spec"]}}
+    several["spec"]["podSets"] = [launcher, none, *several["spec"]["podSets"], large]
     (found,) = explain(several, LOCAL_QUEUE, cluster_queue(quota=11, used=0))
     assert (found.pod.count, found.gpus) == (6, 12.0)
     assert found.needs[0].gpus == 2.0, "of the first kind that requests GPUs"

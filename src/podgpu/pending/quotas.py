@@ -90,8 +90,10 @@ def parse_kueue_workload(body: KubeObject) -> HeldWorkload | None:
     message = read_map(conditions, "QuotaReserved").get("message") or ""
     pod_sets = []
     for each in read_list(spec, "podSets"):
-        count = each.get("count") or 1
-        pod_sets.append((count, read_map(each, "template")))
+        count = each.get("count", 1)
+        # Some jobs have no pods of a kind, such as a group of workers that is scaled to 0.
+        if count:
+            pod_sets.append((count, read_map(each, "template")))
 
     return _make_workload(
         KUEUE_KIND,
