@@ -228,7 +228,7 @@ class Devices:
         for alternatives in spec.requests:
             requests.append(self._list_choices(alternatives, devices))
 
-        # The number of devices of the alternative with fewest.
+        # Requests with few candidates come first: others leave them nothing otherwise.
         requests.sort(key=lambda choices: min(len(choice.devices) for choice in choices))
         for choices in requests:
             left = room.take_first(choices)
@@ -286,7 +286,7 @@ class _Room:
     ) -> None:
         self._counters = counters  # what the pools have
         self._used_counters: dict[_CounterKey, Fraction] = defaultdict(Fraction)
-        self._whole: set[DraDeviceId] = set()
+        self._whole: set[DraDeviceId] = set()  # devices that are taken and not shared
         self._consumed: dict[tuple[DraDeviceId, str], Fraction] = defaultdict(Fraction)
         for each in taken:
             if each.is_shared:

@@ -141,6 +141,7 @@ def list_unmet(
 
     `nodes`: the labels of each node.
     """
+    # A dict, because it keeps the order.
     every: dict[Requirement, None] = {}
     for selector in selectors:
         for term in selector.terms:

@@ -112,12 +112,12 @@ def _clock(gpu: SimulatedGpu, kind: int) -> int:
 
     The graphics clock equals the SM clock.
     """
-    is_busy = gpu.activity.device.busy > 0
-    clock = _clocks(gpu.model, kind)[is_busy]
-    is_slower = is_busy and kind in (pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_SM)
-    if is_slower:
-        return round(clock * gpu.relative_clock)
-    return clock
+    idle, boost = _clocks(gpu.model, kind)
+    if not gpu.activity.device.busy:
+        return idle
+    if kind in (pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_SM):
+        return round(boost * gpu.relative_clock)
+    return boost
 
 
 def _clocks(model: GpuModel, kind: int) -> tuple[int, int]:
@@ -238,7 +238,7 @@ GPU_CALLS: dict[str, Callable[..., Any]] = {
     ],
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
     "nvmlDeviceGetClockInfo": _clock,
-    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clocks(gpu.model, kind)[True],
+    "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: _clocks(gpu.model, kind)[1],
     "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: (
         0 if gpu.activity.device.busy else pynvml.nvmlClocksEventReasonGpuIdle
     ),

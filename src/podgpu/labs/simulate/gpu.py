@@ -185,8 +185,9 @@ class SimulatedGpu:
         self.energy += watts * seconds
 
         warming = final_celsius(self.model, watts) - self.celsius
-        reached = -math.expm1(-seconds / THERMAL_LAG)
-        self.celsius += warming * reached
+        # 1 - exp(…), but exact for short times
+        reached_fraction = -math.expm1(-seconds / THERMAL_LAG)
+        self.celsius += warming * reached_fraction
 
         if activity.device.busy == 0:
             self.idle_seconds += seconds
