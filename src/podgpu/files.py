@@ -75,9 +75,10 @@ def _read(path: str, limit: int) -> _FileContent:
     # The size of files in /proc and /sys is reported as 0.
     if len(content) > limit:
         raise _too_large(path, limit)
-    is_settled = before.st_mtime_ns == after.st_mtime_ns
-    is_settled = is_settled and before.st_size == after.st_size == len(content)
-    return _FileContent(content, is_settled)
+
+    has_same_time = before.st_mtime_ns == after.st_mtime_ns
+    has_same_size = before.st_size == after.st_size == len(content)
+    return _FileContent(content, is_settled=has_same_time and has_same_size)
 
 
 def _open_without_waiting(name: str, flags: int) -> int:

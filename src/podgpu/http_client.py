@@ -44,6 +44,7 @@ _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 _CHUNK_BYTES = 256 * 1024
 _MAX_ERROR = 600  # characters of a server's message
+# Also with a path, but not with @ or % in it: that may be the end of a login.
 _HOST_PORT = re.compile(
     r"((?:[a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])?)(:[0-9]{1,5}(?:/[!-$&-?A-~]*)?)", re.IGNORECASE
 )
@@ -99,8 +100,9 @@ class Access:
             raise UsageError(
                 f"{flag}-ca-file: has no effect with {flag}-insecure-skip-verify: remove one"
             )
-        if not all(map(str.isprintable, headers.values())):
-            raise UsageError(f"the headers {headers} must not contain line breaks")
+        for value in headers.values():
+            if not value.isprintable():
+                raise UsageError(f"the headers {headers} must not contain line breaks")
         return access
 
     def make_headers(self) -> dict[str, str]:
@@ -125,7 +127,7 @@ def _cached_context(ca_file: str, _identity: FileIdentity | None, insecure: bool
     `_identity` changes with the file's content.
     """
     authorities = Pem(ca_file).read() if ca_file else None
-    return make_client_context(authorities, ca_file, not insecure)
+    return make_client_context(authorities, ca_file, verify=not insecure)
 
 
 def _encode_basic(username: str, password: str) -> str:
@@ -207,8 +209,12 @@ class HttpResponse(NamedTuple):
 
 def parse_retry_after(text: str, now: float) -> float:
     """Returns the seconds of a header Retry-After: a number or a date. 0 if there are none."""
+    seconds = 0.0
     try:
-        seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - now
+        if text.isdecimal():
+            seconds = float(text)
+        elif text:
+            seconds = parsedate_to_datetime(text).timestamp() - now
     except (ValueError, OverflowError):
         return 0.0
     return min(max(seconds, 0.0), _MAX_RETRY_AFTER)
@@ -230,17 +236,18 @@ async def read_body(
 
     Raises SourceError if it is too large. The message contains the URL `shown`.
     """
+    text = f"{shown} answers with more than {max_bytes} bytes: is it the right URL?"
+    too_large = SourceError(reason, text)
+    if (response.content_length or 0) > max_bytes:
+        raise too_large
+
     chunks = []
     size = 0
-    is_too_large = (response.content_length or 0) > max_bytes
-    while not is_too_large and (chunk := await response.content.read(_CHUNK_BYTES)):
-        chunks.append(chunk)
+    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
         size += len(chunk)
-        is_too_large = size > max_bytes
-    if is_too_large:
-        raise SourceError(
-            reason, f"{shown} answers with more than {max_bytes} bytes: is it the right URL?"
-        )
+        if size > max_bytes:
+            raise too_large
+        chunks.append(chunk)
     return b"".join(chunks)
 
 
@@ -304,7 +311,12 @@ class HttpClient:
         url = self._url
         if path:
             url = url.joinpath(path.lstrip("/")).with_query(url.query)
-        is_get = method == "GET"
+        data: bytes | Mapping[str, str] | None = None
+        if method == "GET":
+            query = form
+        else:
+            data = content or form
+
         all_headers = self._access.make_headers() | {"Accept": accept} | dict(headers or {})
         if self._login is not None:
             all_headers["Authorization"] = self._login
@@ -313,8 +325,8 @@ class HttpClient:
             async with session.request(
                 method,
                 url,
-                params=form if is_get else query,
-                data=None if is_get else content or form,
+                params=query,
+                data=data,
                 headers=all_headers,
                 ssl=self._access.tls_context() if url.scheme == "https" else True,
                 allow_redirects=False,
@@ -417,7 +429,8 @@ def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[No
     try:
         yield
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise make_error(*_explain(error)) from error
+        reason, text = _classify(error)
+        raise make_error(reason, text) from error
 
 
 NO_TLS = "its answer is not TLS: if the server has no certificate, write http://"
@@ -431,7 +444,9 @@ _EXPLANATIONS: Sequence[tuple[type[Exception], str, str]] = (
 )
 
 
-def _explain(error: Exception) -> tuple[str, str]:
+def _classify(error: Exception) -> tuple[str, str]:
+    """Returns the reason and the explanation of an error."""
+    # aiohttp wraps errors of ssl and of the operating system.
     cause: BaseException = error
     if isinstance(error, aiohttp.ClientError):
         cause = error.__cause__ or error

@@ -22,6 +22,7 @@ from podgpu.model import (
     Pairs,
     Workload,
     all_devices,
+    device_name,
 )
 
 POD_LABELS = ("namespace", "pod", "container")
@@ -123,17 +124,11 @@ def assigned_holders(device: GpuOrInstance) -> list[Holder]:
 
 def device_names(gpu: DeviceState, device: GpuOrInstance, policy: Policy) -> dict[str, str]:
     """Returns the labels of a GPU or a MIG instance, in dcgm-exporter's order."""
-    index = ""
-    device_file = ""
-    if gpu.index is not None:
-        index = str(gpu.index)
-        device_file = f"{gpu.maker}{index}"
-
     names = {
-        "gpu": index,
+        "gpu": "" if gpu.index is None else str(gpu.index),
         "UUID": gpu.uuid,
         "pci_bus_id": gpu.pci_bus_id,
-        "device": device_file,
+        "device": device_name(gpu.maker, gpu.index),
         "modelName": policy.model_name(gpu.model),
     }
 

@@ -32,6 +32,7 @@ from podgpu.model import (
     Workload,
     WorkloadOwner,
     device_key,
+    device_name,
 )
 
 SERVICE_NAME = "service.name"
@@ -320,9 +321,7 @@ def _add_holders(
 
 def device_attributes(gpu: DeviceState, device: GpuOrInstance) -> list[tuple[str, str]]:
     """Returns the attributes that identify a GPU or a MIG instance. Values may be empty."""
-    name = ""
-    if gpu.index is not None:
-        name = f"{gpu.maker}{gpu.index}"
+    name = device_name(gpu.maker, gpu.index)
     vendor = "NVIDIA" if gpu.maker == "nvidia" else gpu.maker
     if not isinstance(device, MigInstance):
         return [
