@@ -338,9 +338,12 @@ def _describe_xids(detail: str, times: Mapping[int, int]) -> str:
 
 
 def _worst_action(xids: Iterable[int]) -> str:
-    """Returns the most drastic action, a key of `_ACTIONS`."""
+    """Returns the most drastic action, a key of `_ACTIONS`. `inspect` if the XIDs are unknown."""
     actions = {xid_spec(xid).action for xid in xids}
-    return next((action for action in _ACTIONS if action in actions), "inspect")
+    for action in _ACTIONS:
+        if action in actions:
+            return action
+    return "inspect"
 
 
 def _xid_action(detail: str, times: Mapping[int, int]) -> str:

@@ -66,17 +66,19 @@ def parse_counters(text: str, origin: str, names: NameSet = "4.8") -> tuple[Coun
 def _parse_rows(text: str, origin: str) -> tuple[CounterSpec, ...]:
     counters: dict[int, CounterSpec] = {}
     lines = StringIO(text.removeprefix("\ufeff"))
-    reader = csv.reader(("\n" if line.startswith("#") else line for line in lines), strict=True)
-    line = 1
+    # Comments become empty lines, so that the numbers of lines stay right.
+    rows = ("\n" if line.startswith("#") else line for line in lines)
+    reader = csv.reader(rows, strict=True)
+    first_line = 1  # of the row, which may have several lines
     try:
         for cells in reader:
             if cells:
                 counter = _parse_row(cells)
                 counters.setdefault(counter.field.id, counter)
 
-            line = reader.line_num + 1
+            first_line = reader.line_num + 1
     except (csv.Error, UsageError) as error:
-        raise UsageError(f"{origin}:{line}: {error}") from None
+        raise UsageError(f"{origin}:{first_line}: {error}") from None
 
     if not counters:
         raise UsageError(

@@ -472,8 +472,10 @@ def _add_counted(
         value: Number = getattr(struct, member.name)
         if value is None:
             continue
-        if member.factor != 1:
-            value = value / (member.factor or 1)
+        if member.factor == 0:
+            value = _as_float(value)
+        elif member.factor > 1:
+            value = value / member.factor
 
         own = attributes
         if member.attributes:
