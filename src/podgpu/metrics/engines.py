@@ -357,7 +357,8 @@ def _read_buckets(engine: Engine, samples: Iterable[ParsedSample]) -> dict[float
         except ValueError:
             return {}
 
-        if not 0 <= sample.value <= MOST_TOKENS or bound < 0:
+        is_valid = bound >= 0 and 0 <= sample.value <= MOST_TOKENS
+        if not is_valid:
             return {}
         buckets[bound] += sample.value
 
