@@ -159,7 +159,6 @@ def run(
     Calls `on_listening` with the addresses of all listeners before the services start. Calls
     `release` on SIGUSR1.
     """
-
     asyncio.run(_serve(services, listeners, on_listening, release, limits))
     for service in services:
         if service.fatal is not None:
@@ -296,7 +295,8 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
             backlog=_BACKLOG,
             start_serving=False,
         )
-    except (OSError, UnicodeError) as e:  # UnicodeError: an invalid host name such as a..b
+    except (OSError, UnicodeError) as e:
+        # A host name such as a..b raises UnicodeError.
         raise StartError(
             f"cannot listen on {url_host(address.host)}:{address.port}: {_explain_bind_error(e)}; "
             f"choose another address with {option}"
