@@ -175,7 +175,7 @@ def test_deadline_covers_the_whole_response() -> None:
 # Requests
 
 
-async def test_form_is_query_of_get_and_body_of_post() -> None:
+async def test_the_query_of_a_get_and_the_form_of_a_post() -> None:
     async def echo(request: web.Request) -> web.Response:
         headers = {name.lower(): value for name, value in request.headers.items()}
         return web.json_response(
@@ -186,9 +186,10 @@ async def test_form_is_query_of_get_and_body_of_post() -> None:
         client = HttpClient(f"{url}/prefix?key=secret", Access(headers=(("X-Scope-OrgID", "a"),)))
         assert "secret" not in client.shown
         form, accept = {"query": 'up{a="b c"}'}, "application/json"
+        path = "/api/v1/query"
         responses = [
-            await client.send(session, method, "/api/v1/query", form, accept)
-            for method in ("GET", "POST")
+            await client.send(session, "GET", path, query=form, accept=accept),
+            await client.send(session, "POST", path, form=form, accept=accept),
         ]
     got, posted = [json.loads(response.body) for response in responses]
     assert responses[0].content_type == "application/json"

@@ -173,6 +173,7 @@ def redact_url(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         rest = scheme
+    # %40 and the full-width @ may stand for @, too.
     without_login = re.sub(r"(?is).*(?:@|%40|\uff20)", "", rest)
     shown = re.split(r"[?#]", without_login)[0]
     if separator and scheme.isalnum():
@@ -275,7 +276,7 @@ class HttpClient:
         if parsed.path in ("", "/") and default_path:
             parsed = parsed.with_path(default_path).with_query(parsed.query)
         self._url = parsed.with_user(None)
-        # the URL without secrets, for messages
+        # The URL without secrets, for messages.
         self.shown = str(self._url.with_query(None)).rstrip("/")
         if self._url.query_string:
             self.shown += "?…"
@@ -296,26 +297,21 @@ class HttpClient:
         session: aiohttp.ClientSession,
         method: str = "GET",
         path: str = "",
+        *,
+        query: Mapping[str, str] | None = None,
         form: Mapping[str, str] | None = None,
-        accept: str = "*/*",
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
+        accept: str = "*/*",
     ) -> HttpResponse:
         """Sends a request and returns the response, whatever its status.
 
-        `path` is appended to the URL's path. `form` is the query of a GET and the body of a POST,
-        and `query` the query of a POST. `content` is a body of another type, which `headers`
-        describe. Raises SourceError if there is no response.
+        `path` is appended to the URL's path. The body is a `form`, or `content` of another type,
+        which `headers` describe. Raises SourceError if there is no response.
         """
         url = self._url
         if path:
             url = url.joinpath(path.lstrip("/")).with_query(url.query)
-        data: bytes | Mapping[str, str] | None = None
-        if method == "GET":
-            query = form
-        else:
-            data = content or form
 
         all_headers = self._access.make_headers() | {"Accept": accept} | dict(headers or {})
         if self._login is not None:
@@ -326,7 +322,7 @@ class HttpClient:
                 method,
                 url,
                 params=query,
-                data=data,
+                data=content or form,
                 headers=all_headers,
                 ssl=self._access.tls_context() if url.scheme == "https" else True,
                 allow_redirects=False,
@@ -352,7 +348,7 @@ class HttpClient:
         accept: str = "application/json",
     ) -> bytes:
         """Returns the body. Raises SourceError if the request fails or the status is not 200."""
-        response = await self.send(session, "GET", path, query, accept)
+        response = await self.send(session, "GET", path, query=query, accept=accept)
         if response.status != 200:
             raise self.status_error(response)
         return response.body
@@ -436,6 +432,7 @@ def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[No
 NO_TLS = "its answer is not TLS: if the server has no certificate, write http://"
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 """OpenSSL's reasons for an answer in plain text."""
+# The first that matches. Some of aiohttp's errors belong to several of these types.
 _EXPLANATIONS: Sequence[tuple[type[Exception], str, str]] = (
     (TimeoutError, "timeout", "no complete response in time"),
     (aiohttp.ClientPayloadError, "truncated", "the response is incomplete or damaged"),

@@ -173,6 +173,7 @@ class Workers:
                 call = inbox.get(timeout=self._idle_seconds)
             except Empty:
                 with self._lock:
+                    # A call may have been added meanwhile.
                     if inbox.empty():
                         del self._inboxes[name], self._calls[name]
                         return

@@ -337,6 +337,7 @@ class _NodeBuilder:
         workload = read_workload(labels, self._own_pods)
         if workload is None and labels.get("source") != RESERVATION:
             return None
+        # A pod that only reserves the GPU is not its holder.
         if workload is None or workload.is_reservation:
             workload = Workload()
 

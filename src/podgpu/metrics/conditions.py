@@ -260,6 +260,7 @@ def fabric_detail(status: object, links_up: int | None) -> dict[str, str | None]
     if not isinstance(status, int) or status not in _FABRIC_STATES:
         return {}
     detail = _FABRIC_STATES[status]
+    # A GPU that is registered, or could not be, has a fabric even if no NVLink is active.
     needs_fabric = bool(links_up) or detail in (None, "failed")
     if not needs_fabric:
         return {}

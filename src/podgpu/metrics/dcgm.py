@@ -252,6 +252,7 @@ def _all_clock_events(device: GpuOrInstance, _policy: Policy) -> _Samples:
 
 def _health_by_watch(gpu: GpuOrInstance, _policy: Policy) -> _Samples:
     """Yields the worst condition of each health check of DCGM. Omits unknown checks."""
+    # Then the source is DCGM, and its results are added as details.
     has_own_results = any(name == HEALTH for name, _, _ in gpu.details)
     if has_own_results or not isinstance(gpu, DeviceState):
         return
@@ -265,6 +266,7 @@ def _health_by_watch(gpu: GpuOrInstance, _policy: Policy) -> _Samples:
         if name in present:
             health = _FAIL if spec.severity == "broken" else _WARN
             result = health, int(spec.dcgm_code)
+            # If both are equally bad, the higher code is reported.
             worst[watch] = max(result, worst.get(watch, result))
         elif name in gpu.healthy:
             worst.setdefault(watch, (0, 0))
@@ -306,6 +308,7 @@ def _values_of_device(
     names = set(_ALSO_OF_DEVICE)
     if is_shared:
         names |= _ACTIVITY
+        # What is unknown of a holder is shown for the device.
         for holder in holders:
             names |= ATTRIBUTED - _own_values(values, holder.known_usage).keys()
     return select_keys(values, names)

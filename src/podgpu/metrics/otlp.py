@@ -447,9 +447,10 @@ def find_state(gpu: DeviceState) -> str:
 
 def _find_state_of(condition: Condition) -> str:
     if condition.name == "xid":
-        numbers = parse_xids(condition.detail)
-        needs_action = any(xid_spec(number).needs_action for number in numbers)
-        return "failed" if needs_action or not numbers else "degraded"
+        xids = parse_xids(condition.detail)
+        needs_action = any(xid_spec(xid).needs_action for xid in xids)
+        # An XID without a number may need one.
+        return "degraded" if xids and not needs_action else "failed"
 
     state = _STATE_OF_CONDITION.get(condition.name)
     if state is not None:

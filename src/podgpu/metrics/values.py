@@ -159,8 +159,9 @@ def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
 
     Raises Blank if the value is invalid.
     """
+    # pynvml returns numbers of one byte as bytes.
     if isinstance(raw, bytes) and field.type != "text" and len(raw) == 1:
-        raw = raw[0]  # pynvml returns single-byte numbers as bytes
+        raw = raw[0]
 
     conversion = "" if is_converted else field.convert
     try:
