@@ -179,7 +179,8 @@ class AtomicFile:
         self._mode = mode
         self._temporary = self.path.parent / f".{self.path.name}.podgpu-tmp"
         # Methods of Path raise PermissionError in a directory that cannot be searched.
-        if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
+        is_no_file = os.path.exists(path) and not os.path.isfile(path)
+        if os.path.islink(path) or is_no_file:
             raise UsageError(
                 f"{option} {path}: is a symbolic link or not a regular file; set the path of a file"
             )

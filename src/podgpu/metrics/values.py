@@ -250,11 +250,11 @@ def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
     If a value is present only in a base unit, adds it in the older unit.
     """
     completed = dict(values)
-
     for number, value in values.items():
         field = fields()[number]
         if field.legacy is not None:
             completed.setdefault(field.legacy, round(value / field.factor, DECIMALS))
+
     return completed
 
 

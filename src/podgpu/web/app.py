@@ -186,6 +186,7 @@ async def _serve(
         _handle_signal(signal.SIGUSR1, _run_once_at_a_time(release))
 
     async with AsyncExitStack() as stack:
+        # They stop after the listeners, also if an address cannot be bound.
         for service in services:
             stack.callback(service.stop)
 
@@ -302,6 +303,7 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
             f"choose another address with {option}"
         ) from e
 
+    # The server closes its own sockets, so these are copies.
     bound = []
     for opened in server.sockets:
         descriptor = os.dup(opened.fileno())
@@ -320,6 +322,7 @@ def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.s
     Raises UsageError if there are none. Removes the LISTEN_* variables, so that child processes do
     not use the sockets.
     """
+    # A parent process may have passed its variables on.
     is_for_us = environment.pop("LISTEN_PID", "") == str(os.getpid())
     listed = environment.pop("LISTEN_FDS", "")
     try:

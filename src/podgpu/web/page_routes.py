@@ -174,7 +174,7 @@ class _NowRoutes:
 
     async def pod(self, request: web.Request) -> web.Response:
         namespace, name = _parse_pod(request)
-        cluster = request.query.get("cluster")
+        cluster = request.query.get("cluster")  # None for any cluster
         missing = f"pod {namespace}/{name} holds no GPU"
         await _check_visible(request, namespace, missing)
         published = await self._find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name))
