@@ -28,7 +28,6 @@ from podgpu.http_client import (
     Access,
     HttpClient,
     HttpResponse,
-    check_is_metrics,
     open_session,
     redact_url,
 )
@@ -464,16 +463,6 @@ def test_messages_about_a_server_that_does_not_answer() -> None:
     with serving(no_http) as url:
         text = ": its response is not HTTP: is the port right?"
         assert explain(HttpClient(url)) == ("not_http", text)
-
-
-def test_a_web_page_is_no_metrics() -> None:
-    text = "URL is a web page, not metrics: add the path of the metrics to the URL"
-    for body in (b"<html>", b"\n \t<!DOCTYPE html>", b" " * 511 + b"<"):
-        with pytest.raises(SourceError) as raised:
-            check_is_metrics(body, "URL")
-        assert (raised.value.reason, str(raised.value)) == ("not_prometheus", text)
-    for body in (b"", b"# <html>", b" " * 512 + b"<"):
-        check_is_metrics(body, "URL")
 
 
 @pytest.mark.parametrize(

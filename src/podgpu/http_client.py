@@ -316,6 +316,9 @@ class HttpClient:
         all_headers = self._access.make_headers() | {"Accept": accept} | dict(headers or {})
         if self._login is not None:
             all_headers["Authorization"] = self._login
+        tls: ssl.SSLContext | bool = True
+        if url.scheme == "https":
+            tls = self._access.tls_context()
 
         async def attempt() -> HttpResponse:
             async with session.request(
@@ -324,7 +327,7 @@ class HttpClient:
                 params=query,
                 data=content or form,
                 headers=all_headers,
-                ssl=self._access.tls_context() if url.scheme == "https" else True,
+                ssl=tls,
                 allow_redirects=False,
             ) as response:
                 body = await read_body(response, self._max_bytes, self.shown)
@@ -404,15 +407,6 @@ def read_error(body: bytes) -> str:
     except BAD_JSON:
         return ""
     return one_line(text)[:_MAX_ERROR]
-
-
-def check_is_metrics(body: bytes, shown: str) -> None:
-    """Raises SourceError if the body is a web page instead of metrics."""
-    if body[:512].lstrip()[:1] == b"<":
-        raise SourceError(
-            "not_prometheus",
-            f"{shown} is a web page, not metrics: add the path of the metrics to the URL",
-        )
 
 
 @contextmanager

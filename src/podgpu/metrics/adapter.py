@@ -159,12 +159,13 @@ class _ScrapedDevice:
         values = self.resolve_values(is_podgpu)
         present = self.conditions
         if not is_podgpu:
-            devices = (self, *self.instances.values())
-            present = _read_conditions([device.resolve_values(False) for device in devices])
+            parts = (self, *self.instances.values())
+            present = _read_conditions([part.resolve_values(is_podgpu) for part in parts])
+        is_lost = LOST in present
 
         instances = []
         for number, builder in self.instances.items():
-            instance = builder.build_device(is_podgpu, keep_fields, LOST in present)
+            instance = builder.build_device(is_podgpu, keep_fields, is_lost)
             instances.append({"id": number, **instance})
 
         # The device `nvidia0` has the maker `nvidia` and the index 0.
@@ -174,7 +175,7 @@ class _ScrapedDevice:
         is_empty = not (values or present or self.holders or self.usage)
 
         return {
-            **self.build_device(is_podgpu, keep_fields, LOST in present),
+            **self.build_device(is_podgpu, keep_fields, is_lost),
             **gpu_figures(values),
             "index": _parse_integer(index or device_name.removeprefix(maker)),
             "maker": maker or "nvidia",
@@ -196,6 +197,7 @@ class _ScrapedDevice:
             stored = select_keys(stored, keep_fields)
 
         holders = self._build_holders(is_podgpu)
+        # Nobody can use a lost GPU, but its allocation stays.
         if is_lost:
             holders = [holder for holder in holders if holder.get("source")]
         return {

@@ -142,11 +142,10 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
     if names == "4.8" or file_name.startswith("1."):
         return counters
 
-    renamed = add_other_names(counters, names)
-    if names == "4.9":
-        renamed = tuple(map(_rename, counters))
     added = make_counter(*_ADDED_IN_4_9)
-    return (*renamed, added)
+    if names == "4.9":
+        return (*map(_rename, counters), added)
+    return (*add_other_names(counters, names), added)
 
 
 # Names in dcgm-exporter 4.8 and 4.9

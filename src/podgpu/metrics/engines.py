@@ -17,7 +17,7 @@ from typing import NamedTuple
 from podgpu.charge import Tokens
 from podgpu.errors import SourceError
 from podgpu.metrics.fields import table_rows
-from podgpu.metrics.parse import BadExposition, ParsedSample, parse_text
+from podgpu.metrics.parse import BadExposition, ParsedSample, is_web_page, parse_text
 
 _MAX_LINES = 20_000  # of known families; an engine with 64 ranks and ten models writes 10,000
 _MAX_MODELS = 16
@@ -217,7 +217,7 @@ def _known_series() -> frozenset[bytes]:
 
 def read_engine(text: bytes) -> EngineReading:
     """Returns what the engine reports. Raises SourceError with a reason if it is unusable."""
-    if text[:512].lstrip()[:1] == b"<":
+    if is_web_page(text):
         raise SourceError("not_metrics", "it answers with a web page, not with metrics")
 
     samples = _parse_known(text)

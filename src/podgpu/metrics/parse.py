@@ -67,6 +67,20 @@ class ParsedFamily:
     samples: list[ParsedSample] = field(default_factory=list)
 
 
+def is_web_page(body: bytes) -> bool:
+    """Returns True if the body begins like HTML or XML instead of metrics."""
+    return body[:512].lstrip()[:1] == b"<"
+
+
+def check_is_metrics(body: bytes, shown: str) -> None:
+    """Raises SourceError if the body is a web page instead of metrics."""
+    if is_web_page(body):
+        raise SourceError(
+            "not_prometheus",
+            f"{shown} is a web page, not metrics: add the path of the metrics to the URL",
+        )
+
+
 def parse_text(text: str) -> list[ParsedFamily]:
     """Returns the families, ordered by their first line. Samples keep their order.
 
@@ -121,8 +135,10 @@ class _Parser:
         try:
             labels = dict([pair.split('="') for pair in text[:-2].split('",')])
         except ValueError:
+            # One of the pairs has not exactly two parts.
             return None
 
+        # A name that is repeated and a quote inside a value change the number of quotes.
         if not text.endswith('"}') or text.count('"') != 2 * len(labels) or "\\" in text:
             return None
         if not self._label_names.issuperset(labels):

@@ -190,7 +190,8 @@ async def _is_plain_http(accepted: socket) -> bool:
         await has_bytes.wait()
         return accepted.recv(5, MSG_PEEK) in _HTTP_STARTS
     except OSError:
-        return False  # the TLS handshake then fails too
+        # The TLS handshake then fails, too.
+        return False
     finally:
         loop.remove_reader(accepted)
 

@@ -23,13 +23,18 @@ from podgpu.http_client import (
     METRICS_TYPES,
     Access,
     HttpClient,
-    check_is_metrics,
     redact_url,
     with_scheme,
 )
 from podgpu.metrics.adapter import node_from_samples, read_device_key
 from podgpu.metrics.fields import XID_NAME, Field, field_named, meaning
-from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
+from podgpu.metrics.parse import (
+    BadExposition,
+    ParsedFamily,
+    ParsedSample,
+    check_is_metrics,
+    parse_text,
+)
 from podgpu.metrics.values import Blank, scale_number, value_printed
 from podgpu.model import (
     Device,
