@@ -38,6 +38,7 @@ from podgpu.model import (
 )
 
 MAX_WAIT_PAIRS = 20  # per device
+_PYTHON = platform.python_version()
 _SINCE_START = frozenset(
     {
         "podgpu_device_xid_errors_total",
@@ -117,7 +118,7 @@ def _source(source: SourceStatus) -> Iterator[Row]:
 
 
 def _self(state: NodeState) -> Iterator[Row]:
-    versions = {"version": state.version, "python_version": platform.python_version()}
+    versions = {"version": state.version, "python_version": _PYTHON}
     yield "podgpu_exporter_build_info", versions, 1
 
     for source in state.sources:
