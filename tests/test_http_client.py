@@ -28,7 +28,6 @@ from podgpu.http_client import (
     Access,
     HttpClient,
     HttpResponse,
-    check_is_metrics,
     open_session,
     redact_url,
 )
@@ -175,7 +174,7 @@ def test_deadline_covers_the_whole_response() -> None:
 # Requests
 
 
-async def test_form_is_query_of_get_and_body_of_post() -> None:
+async def test_the_query_of_a_get_and_the_form_of_a_post() -> None:
     async def echo(request: web.Request) -> web.Response:
         headers = {name.lower(): value for name, value in request.headers.items()}
         return web.json_response(
@@ -186,9 +185,10 @@ async def test_form_is_query_of_get_and_body_of_post() -> None:
         client = HttpClient(f"{url}/prefix?key=secret", Access(headers=(("X-Scope-OrgID", "a"),)))
         assert "secret" not in client.shown
         form, accept = {"query": 'up{a="b c"}'}, "application/json"
+        path = "/api/v1/query"
         responses = [
-            await client.send(session, method, "/api/v1/query", form, accept)
-            for method in ("GET", "POST")
+            await client.send(session, "GET", path, query=form, accept=accept),
+            await client.send(session, "POST", path, form=form, accept=accept),
         ]
     got, posted = [json.loads(response.body) for response in responses]
     assert responses[0].content_type == "application/json"
@@ -463,16 +463,6 @@ def test_messages_about_a_server_that_does_not_answer() -> None:
     with serving(no_http) as url:
         text = ": its response is not HTTP: is the port right?"
         assert explain(HttpClient(url)) == ("not_http", text)
-
-
-def test_a_web_page_is_no_metrics() -> None:
-    text = "URL is a web page, not metrics: add the path of the metrics to the URL"
-    for body in (b"<html>", b"\n \t<!DOCTYPE html>", b" " * 511 + b"<"):
-        with pytest.raises(SourceError) as raised:
-            check_is_metrics(body, "URL")
-        assert (raised.value.reason, str(raised.value)) == ("not_prometheus", text)
-    for body in (b"", b"# <html>", b" " * 512 + b"<"):
-        check_is_metrics(body, "URL")
 
 
 @pytest.mark.parametrize(

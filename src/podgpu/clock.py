@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, TypeVar
@@ -18,6 +18,7 @@ K = TypeVar("K", bound=Hashable)
 _MIN_STEP = 2.0  # seconds; smaller corrections of the wall clock do not change exported timestamps
 _REPEAT_SECONDS = 60.0
 _DURATION_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(ns|us|µs|μs|ms|s|m|h)")
+_DURATION = re.compile(f"(?:{_DURATION_PART.pattern})+")
 _UNIT_SECONDS = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -44,17 +45,20 @@ class Clock:
 def parse_duration(text: str) -> float | None:
     """Converts a duration such as `1h30m`, `1.5s` or `500ms` to seconds.
 
-    Returns None if it is negative or invalid.
+    As in Go, only 0 needs no unit. Returns None if the duration is negative or invalid.
     """
     if text == "0":
         return 0.0
-    if not text or _DURATION_PART.sub("", text):
+    if not _DURATION.fullmatch(text):
         return None
+    return _add_parts(_DURATION_PART.findall(text), _UNIT_SECONDS)
 
+
+def _add_parts(parts: list[tuple[str, str]], unit_seconds: Mapping[str, float]) -> float:
+    """Returns the seconds of numbers with units."""
     seconds = 0.0
-    for number, unit in _DURATION_PART.findall(text):
-        seconds += float(number) * _UNIT_SECONDS[unit]
-
+    for number, unit in parts:
+        seconds += float(number) * unit_seconds[unit]
     return seconds
 
 
@@ -65,10 +69,7 @@ def parse_moment(text: str, now: float, needs_zone: bool = False) -> float:
     """
     text = text.strip()
     if _AGE.fullmatch(text):
-        age = 0.0
-        for number, unit in _AGE_PART.findall(text):
-            age += float(number) * _AGE_SECONDS[unit]
-        return now - age
+        return now - _add_parts(_AGE_PART.findall(text), _AGE_SECONDS)
     if _UNIX_SECONDS.fullmatch(text):
         return float(text)
 
@@ -96,15 +97,16 @@ class UnixTime:
         self._clock = clock
         self._offset = clock.wall() - clock.monotonic()
 
-    def convert(self, moment: float) -> float:
+    def convert(self, monotonic: float) -> float:
         offset = self._clock.wall() - self._clock.monotonic()
         if abs(offset - self._offset) >= _MIN_STEP:
             self._offset = offset
-        return moment + self._offset
+        return monotonic + self._offset
 
 
 def double_delay(failures: int, first: float, longest: float) -> float:
     """Returns the longest delay before the next attempt. It doubles with each failure."""
+    # A power of more than 1,000 failures would be too large for a float.
     return min(longest, first * 2.0 ** min(failures, 30))
 
 

@@ -35,6 +35,7 @@ def find_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
     """Converts parsed JSON or YAML to a type. Raises msgspec.ValidationError if that fails."""
+    # Prepares the type for its first use.
     find_decoder(kind)
     return msgspec.convert(value, kind, strict=strict)
 
@@ -49,6 +50,7 @@ def format_error(error: Exception) -> str:
         return "it is nested too deeply"
 
     message, _, path = str(error).partition(" - at `$")
+    # An abbreviation such as JSON keeps its capitals.
     if message[1:2].islower():
         message = message[:1].lower() + message[1:]
     if not path:
@@ -78,7 +80,7 @@ def malformed(path: str, problem: str) -> SourceError:
 
 
 def _select_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Returns PyYAML's resolvers of `null`, booleans and `<<`, by first character.
+    """Returns PyYAML's resolvers of `null`, booleans and `<<`, by the first character of a value.
 
     Only `true` and `false` are booleans.
     """
@@ -110,7 +112,9 @@ class _TextLoader(yaml.CSafeLoader):
         """Refuses keys that are repeated. PyYAML would use only the last one."""
         seen = set()
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag.endswith(":merge"):
+            # PyYAML uses all `<<` of a mapping.
+            is_merge = key.tag.endswith(":merge")
+            if is_merge or not isinstance(key, yaml.ScalarNode):
                 continue
             if key.value in seen:
                 problem = f"the key {key.value[:60]} is repeated"
@@ -132,22 +136,22 @@ def _require_shallow(text: str, file: str) -> None:
             raise UsageError(f"{file}: nested deeper than {_MAX_DEPTH} levels")
 
 
-def _find_type(outer: inspect.Type | None, step: str) -> inspect.Type | None:
+def _find_type(outer: inspect.Type, step: str) -> inspect.Type | None:
     """Returns the type of a field (`.name`), or of the elements of a collection (`[...]`)."""
-    found = outer
-    if step.startswith("."):
-        fields = outer.fields if isinstance(outer, inspect.StructType) else ()
-        found = next((field.type for field in fields if field.encode_name == step[1:]), None)
-    if isinstance(found, inspect.UnionType):
-        found = found.types[0]
-    if step.startswith("."):
-        return found
-    if isinstance(found, inspect.DictType):
-        return found.value_type
-    if isinstance(found, inspect.ListType | inspect.VarTupleType):
-        return found.item_type
+    inner: inspect.Type | None = None
+    if isinstance(outer, inspect.DictType):
+        inner = outer.value_type
+    elif isinstance(outer, inspect.ListType | inspect.VarTupleType):
+        inner = outer.item_type
+    elif isinstance(outer, inspect.StructType):
+        for field in outer.fields:
+            if step == f".{field.encode_name}":
+                inner = field.type
 
-    return found
+    # Of `list[Rule] | None`, the first type has the keys.
+    if isinstance(inner, inspect.UnionType):
+        return inner.types[0]
+    return inner
 
 
 def _list_keys(error: msgspec.ValidationError, kind: Any) -> str:
@@ -156,14 +160,15 @@ def _list_keys(error: msgspec.ValidationError, kind: Any) -> str:
     if "unknown field" not in message:
         return ""
 
-    found: inspect.Type | None = inspect.type_info(kind)
+    # The steps of `.users[0].name` are `.users`, `[0]` and `.name`.
+    struct: inspect.Type | None = inspect.type_info(kind)
     for step in re.findall(r"\.[^.\[`]+|\[[^]]*\]", path):
-        found = _find_type(found, step)
+        if struct is not None:
+            struct = _find_type(struct, step)
 
-    if not isinstance(found, inspect.StructType):
+    if not isinstance(struct, inspect.StructType):
         return ""
-
-    return f"; valid keys are {', '.join(field.encode_name for field in found.fields)}"
+    return f"; valid keys are {', '.join(field.encode_name for field in struct.fields)}"
 
 
 def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
@@ -183,6 +188,7 @@ def decode_yaml(content: bytes, file: str, kind: type[T]) -> T:
         line = ""
         if error.problem_mark is not None:
             line = f" line {error.problem_mark.line + 1}:"
+        # PyYAML quotes a part of the file.
         problem = re.sub(r"(['\"]).*\1", "…", error.problem or "cannot be parsed", flags=re.DOTALL)
         raise UsageError(one_line(f"{file}:{line} not YAML: {problem}")) from None
     except msgspec.ValidationError as error:

@@ -12,7 +12,8 @@ MOST_NAMED = 5
 def few_of(names: Iterable[object], most: int = MOST_NAMED, unnamed: int = 0) -> str:
     """Returns the first `most` names and the number of others: `a, b and 9 more`.
 
-    Never ends with `and 1 more`. `unnamed`: the number of others that are not in `names`.
+    A single further name is not longer than `and 1 more`, so it is written. `unnamed`: the number
+    of others that are not in `names`.
     """
     texts = [str(name) for name in names]
     if len(texts) <= most + 1 and not unnamed:
@@ -36,9 +37,7 @@ def one_line(text: str) -> str:
 
     They can occur because messages quote names from other programs.
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() else ascii(c).strip("'") for c in text)
 
 
 class Note(NamedTuple):

@@ -75,9 +75,10 @@ def _read(path: str, limit: int) -> _FileContent:
     # The size of files in /proc and /sys is reported as 0.
     if len(content) > limit:
         raise _too_large(path, limit)
-    is_settled = before.st_mtime_ns == after.st_mtime_ns
-    is_settled = is_settled and before.st_size == after.st_size == len(content)
-    return _FileContent(content, is_settled)
+
+    has_same_time = before.st_mtime_ns == after.st_mtime_ns
+    has_same_size = before.st_size == after.st_size == len(content)
+    return _FileContent(content, is_settled=has_same_time and has_same_size)
 
 
 def _open_without_waiting(name: str, flags: int) -> int:
@@ -178,7 +179,8 @@ class AtomicFile:
         self._mode = mode
         self._temporary = self.path.parent / f".{self.path.name}.podgpu-tmp"
         # Methods of Path raise PermissionError in a directory that cannot be searched.
-        if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
+        is_no_file = os.path.exists(path) and not os.path.isfile(path)
+        if os.path.islink(path) or is_no_file:
             raise UsageError(
                 f"{option} {path}: is a symbolic link or not a regular file; set the path of a file"
             )

@@ -44,6 +44,7 @@ _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 _CHUNK_BYTES = 256 * 1024
 _MAX_ERROR = 600  # characters of a server's message
+# Also with a path, but not with @ or % in it: that may be the end of a login.
 _HOST_PORT = re.compile(
     r"((?:[a-z0-9_][a-z0-9_.-]*|\[[0-9a-f:.]+\])?)(:[0-9]{1,5}(?:/[!-$&-?A-~]*)?)", re.IGNORECASE
 )
@@ -99,8 +100,9 @@ class Access:
             raise UsageError(
                 f"{flag}-ca-file: has no effect with {flag}-insecure-skip-verify: remove one"
             )
-        if not all(map(str.isprintable, headers.values())):
-            raise UsageError(f"the headers {headers} must not contain line breaks")
+        for value in headers.values():
+            if not value.isprintable():
+                raise UsageError(f"the headers {headers} must not contain line breaks")
         return access
 
     def make_headers(self) -> dict[str, str]:
@@ -125,7 +127,7 @@ def _cached_context(ca_file: str, _identity: FileIdentity | None, insecure: bool
     `_identity` changes with the file's content.
     """
     authorities = Pem(ca_file).read() if ca_file else None
-    return make_client_context(authorities, ca_file, not insecure)
+    return make_client_context(authorities, ca_file, verify=not insecure)
 
 
 def _encode_basic(username: str, password: str) -> str:
@@ -171,6 +173,7 @@ def redact_url(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         rest = scheme
+    # %40 and the full-width @ may stand for @, too.
     without_login = re.sub(r"(?is).*(?:@|%40|\uff20)", "", rest)
     shown = re.split(r"[?#]", without_login)[0]
     if separator and scheme.isalnum():
@@ -207,8 +210,12 @@ class HttpResponse(NamedTuple):
 
 def parse_retry_after(text: str, now: float) -> float:
     """Returns the seconds of a header Retry-After: a number or a date. 0 if there are none."""
+    seconds = 0.0
     try:
-        seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - now
+        if text.isdecimal():
+            seconds = float(text)
+        elif text:
+            seconds = parsedate_to_datetime(text).timestamp() - now
     except (ValueError, OverflowError):
         return 0.0
     return min(max(seconds, 0.0), _MAX_RETRY_AFTER)
@@ -230,17 +237,18 @@ async def read_body(
 
     Raises SourceError if it is too large. The message contains the URL `shown`.
     """
+    text = f"{shown} answers with more than {max_bytes} bytes: is it the right URL?"
+    too_large = SourceError(reason, text)
+    if (response.content_length or 0) > max_bytes:
+        raise too_large
+
     chunks = []
     size = 0
-    is_too_large = (response.content_length or 0) > max_bytes
-    while not is_too_large and (chunk := await response.content.read(_CHUNK_BYTES)):
-        chunks.append(chunk)
+    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
         size += len(chunk)
-        is_too_large = size > max_bytes
-    if is_too_large:
-        raise SourceError(
-            reason, f"{shown} answers with more than {max_bytes} bytes: is it the right URL?"
-        )
+        if size > max_bytes:
+            raise too_large
+        chunks.append(chunk)
     return b"".join(chunks)
 
 
@@ -268,7 +276,7 @@ class HttpClient:
         if parsed.path in ("", "/") and default_path:
             parsed = parsed.with_path(default_path).with_query(parsed.query)
         self._url = parsed.with_user(None)
-        # the URL without secrets, for messages
+        # The URL without secrets, for messages.
         self.shown = str(self._url.with_query(None)).rstrip("/")
         if self._url.query_string:
             self.shown += "?…"
@@ -289,34 +297,37 @@ class HttpClient:
         session: aiohttp.ClientSession,
         method: str = "GET",
         path: str = "",
+        *,
+        query: Mapping[str, str] | None = None,
         form: Mapping[str, str] | None = None,
-        accept: str = "*/*",
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
+        accept: str = "*/*",
     ) -> HttpResponse:
         """Sends a request and returns the response, whatever its status.
 
-        `path` is appended to the URL's path. `form` is the query of a GET and the body of a POST,
-        and `query` the query of a POST. `content` is a body of another type, which `headers`
-        describe. Raises SourceError if there is no response.
+        `path` is appended to the URL's path. The body is a `form`, or `content` of another type,
+        which `headers` describe. Raises SourceError if there is no response.
         """
         url = self._url
         if path:
             url = url.joinpath(path.lstrip("/")).with_query(url.query)
-        is_get = method == "GET"
+
         all_headers = self._access.make_headers() | {"Accept": accept} | dict(headers or {})
         if self._login is not None:
             all_headers["Authorization"] = self._login
+        tls: ssl.SSLContext | bool = True
+        if url.scheme == "https":
+            tls = self._access.tls_context()
 
         async def attempt() -> HttpResponse:
             async with session.request(
                 method,
                 url,
-                params=form if is_get else query,
-                data=None if is_get else content or form,
+                params=query,
+                data=content or form,
                 headers=all_headers,
-                ssl=self._access.tls_context() if url.scheme == "https" else True,
+                ssl=tls,
                 allow_redirects=False,
             ) as response:
                 body = await read_body(response, self._max_bytes, self.shown)
@@ -340,7 +351,7 @@ class HttpClient:
         accept: str = "application/json",
     ) -> bytes:
         """Returns the body. Raises SourceError if the request fails or the status is not 200."""
-        response = await self.send(session, "GET", path, query, accept)
+        response = await self.send(session, "GET", path, query=query, accept=accept)
         if response.status != 200:
             raise self.status_error(response)
         return response.body
@@ -398,15 +409,6 @@ def read_error(body: bytes) -> str:
     return one_line(text)[:_MAX_ERROR]
 
 
-def check_is_metrics(body: bytes, shown: str) -> None:
-    """Raises SourceError if the body is a web page instead of metrics."""
-    if body[:512].lstrip()[:1] == b"<":
-        raise SourceError(
-            "not_prometheus",
-            f"{shown} is a web page, not metrics: add the path of the metrics to the URL",
-        )
-
-
 @contextmanager
 def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[None]:
     """Converts errors of aiohttp, ssl and the operating system to errors of podgpu.
@@ -417,12 +419,14 @@ def explain_errors(make_error: Callable[[str, str], SourceError]) -> Iterator[No
     try:
         yield
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise make_error(*_explain(error)) from error
+        reason, text = _classify(error)
+        raise make_error(reason, text) from error
 
 
 NO_TLS = "its answer is not TLS: if the server has no certificate, write http://"
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 """OpenSSL's reasons for an answer in plain text."""
+# The first that matches. Some of aiohttp's errors belong to several of these types.
 _EXPLANATIONS: Sequence[tuple[type[Exception], str, str]] = (
     (TimeoutError, "timeout", "no complete response in time"),
     (aiohttp.ClientPayloadError, "truncated", "the response is incomplete or damaged"),
@@ -431,7 +435,9 @@ _EXPLANATIONS: Sequence[tuple[type[Exception], str, str]] = (
 )
 
 
-def _explain(error: Exception) -> tuple[str, str]:
+def _classify(error: Exception) -> tuple[str, str]:
+    """Returns the reason and the explanation of an error."""
+    # aiohttp wraps errors of ssl and of the operating system.
     cause: BaseException = error
     if isinstance(error, aiohttp.ClientError):
         cause = error.__cause__ or error

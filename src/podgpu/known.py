@@ -14,13 +14,13 @@ def select_known(values: Iterable[T | None]) -> list[T]:
     return [value for value in values if value is not None]
 
 
-def add_known(one: N | None, other: N | None) -> N | None:
+def add_known(first: N | None, second: N | None) -> N | None:
     """Returns the sum of the values that are not None. None if both are."""
-    if one is None:
-        return other
-    if other is None:
-        return one
-    return one + other
+    if first is None:
+        return second
+    if second is None:
+        return first
+    return first + second
 
 
 def sum_all(values: Iterable[float | None]) -> float | None:

@@ -95,9 +95,7 @@ class Device:
     @property
     def name(self) -> str:
         """Value of the label `device`, such as nvidia0. Empty if the index is unknown."""
-        if self.index is None:
-            return ""
-        return f"{self.maker}{self.index}"
+        return device_name(self.maker, self.index)
 
     @property
     def text(self) -> str:
@@ -112,6 +110,13 @@ class Device:
     @property
     def is_instance(self) -> bool:
         return self.gi_id is not None
+
+
+def device_name(maker: str, index: int | None) -> str:
+    """See `Device.name`."""
+    if index is None:
+        return ""
+    return f"{maker}{index}"
 
 
 def device_key(uuid: str, gi_id: int | None) -> str:
@@ -568,7 +573,10 @@ _MAX_COPIES = 256  # a pod that holds many slices of a GPU is listed once for ea
 
 @cache
 def optional_numbers() -> Mapping[str, Any]:
-    """Returns the numbers that a document may lack, and their types, which have limits."""
+    """Returns the numbers that a document may lack, and their types, which have limits.
+
+    Members of several structs that have the same name also have the same limits.
+    """
     numbers = {}
     for shape in (
         WaitPart,
@@ -587,6 +595,7 @@ def optional_numbers() -> Mapping[str, Any]:
         NodeState,
     ):
         for member in msgspec.structs.fields(shape):
+            # The types of numbers allow 0, and others do not.
             if not member.required and _is_valid(0, member.type):
                 numbers[member.name] = member.type
 

@@ -116,8 +116,9 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, names: st
         if reason == "KEY_VALUES_MISMATCH":
             problem = f"{names} do not match: the key belongs to another certificate"
         else:
-            why = f" ({reason.lower().replace('_', ' ')})" if reason else ""
-            problem = f"{names} must be a certificate and a key in PEM without a password{why}"
+            problem = f"{names} must be a certificate and a key in PEM without a password"
+            if reason:
+                problem += f" ({reason.lower().replace('_', ' ')})"
         raise SourceError("tls", problem) from error
 
 

@@ -54,9 +54,16 @@ class ErrorCounts:
         if isinstance(error, StartError):
             raise error
         if error is None:
-            return SourceStatus(source, True, result.seconds, device=device)
+            return SourceStatus(source, up=True, seconds=result.seconds, device=device)
         self.add(source, error.reason)
-        return SourceStatus(source, False, result.seconds, error.reason, str(error), device)
+        return SourceStatus(
+            source,
+            up=False,
+            seconds=result.seconds,
+            error=error.reason,
+            message=str(error),
+            device=device,
+        )
 
     def add_to(
         self, statuses: Sequence[SourceStatus], unmapped: Iterable[Unmapped]
@@ -66,19 +73,21 @@ class ErrorCounts:
         Creates a status for each source that has only counters. If several statuses have the same
         name, the first one gets the counters.
         """
-        unknown: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        lost: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for entry in unmapped:
-            unknown[entry.source][entry.reason] += 1
+            lost[entry.source][entry.reason] += 1
         with self._lock:
             errors = {source: dict(counts) for source, counts in self._counts.items()}
 
         listed = {status.name for status in statuses}
-        others = sorted((errors.keys() | unknown.keys()) - listed)
+        others = sorted((errors.keys() | lost.keys()) - listed)
+        all_statuses = [*statuses, *map(SourceStatus, others)]
+
         counted = []
-        for status in [*statuses, *map(SourceStatus, others)]:
+        for status in all_statuses:
             own_errors = errors.pop(status.name, {})
-            own_unmapped = dict(unknown.pop(status.name, {}))
-            counted.append(replace(status, errors=own_errors, unmapped=own_unmapped))
+            own_lost = dict(lost.pop(status.name, {}))
+            counted.append(replace(status, errors=own_errors, unmapped=own_lost))
         return tuple(counted)
 
 
@@ -92,9 +101,10 @@ class Workers:
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, idle_seconds: float = 300.0
     ) -> None:
-        """`idle_seconds`: time without a call after which a thread ends.
+        """`clock` measures calls. Deadlines always use the real clock.
 
-        It must be longer than collection intervals.
+        `idle_seconds`: time without a call after which a thread ends. It must be longer than
+        collection intervals.
         """
         self._clock = clock
         self._idle_seconds = idle_seconds
@@ -163,6 +173,7 @@ class Workers:
                 call = inbox.get(timeout=self._idle_seconds)
             except Empty:
                 with self._lock:
+                    # A call may have been added meanwhile.
                     if inbox.empty():
                         del self._inboxes[name], self._calls[name]
                         return
@@ -189,6 +200,7 @@ class Workers:
             return call.result
 
         seconds = self._clock() - call.began
+        # With `on_late`, the result of an earlier call is still used, so this call is not skipped.
         if is_new or on_late is not None:
             error = SourceError("deadline", f"{name}: no answer within {seconds:.1f} s")
             return Result(None, error, seconds)
@@ -306,7 +318,7 @@ class DriverLock:
             if not self._was_open:
                 raise DriverGone(f"{self._name} is not loaded")
             if not self.is_open:
-                raise DriverGone(f"podgpu has released {self._name}", "released")
+                raise DriverGone(f"podgpu has released {self._name}", reason="released")
             self._calls += 1
         try:
             yield

@@ -250,6 +250,7 @@ def test_unusable_gauges_are_absent() -> None:
     bucket = b'vllm:time_to_first_token_seconds_bucket{le="%b"} 1\n'
     assert read_engine(counter + bucket % b"x").first_token == {}
     assert read_engine(counter + bucket % b"-1").first_token == {}
+    assert read_engine(counter + bucket % b"NaN").first_token == {}
     many = b"".join(bucket % str(bound).encode() for bound in range(65))
     assert read_engine(counter + many).first_token == {}
 

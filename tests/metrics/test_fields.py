@@ -24,9 +24,9 @@ from podgpu.metrics.fields import (
 )
 from podgpu.metrics.values import (
     Blank,
-    converted,
     device_figures,
     in_legacy_units,
+    scale_number,
     value_of,
     value_printed,
 )
@@ -156,10 +156,10 @@ def test_values_in_older_units_are_added_and_never_replaced() -> None:
 
 def test_factors_truncate_integers_and_round_other_numbers() -> None:
     temperature = the("DCGM_FI_DEV_GPU_TEMP")
-    assert converted(temperature, 1999, 1e-3) == 1
-    assert converted(temperature, 3000, 1e-3) == 3
-    assert converted(temperature, 1.4, 2) == 3
-    assert converted(the("DCGM_FI_DEV_POWER_USAGE"), 0.1, 3) == 0.3
+    assert scale_number(temperature, 1999, 1e-3) == 1
+    assert scale_number(temperature, 3000, 1e-3) == 3
+    assert scale_number(temperature, 1.4, 2) == 3
+    assert scale_number(the("DCGM_FI_DEV_POWER_USAGE"), 0.1, 3) == 0.3
 
 
 def test_memory_of_a_device_whose_total_is_not_exported() -> None:

@@ -12,11 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from podgpu.errors import SourceError
 from podgpu.metrics.encode import Family, Labels, Sample, encode, format_float
 from podgpu.metrics.parse import (
     BadExposition,
     ParsedFamily,
     ParsedSample,
+    check_is_metrics,
     encode_parsed,
     parse_text,
 )
@@ -246,9 +248,19 @@ def test_a_truncated_text_is_refused() -> None:
 
 
 def test_too_many_lines_are_refused() -> None:
-    assert len(parse_text("x 1\n" * 100, 100)[0].samples) == 100
-    with pytest.raises(BadExposition, match="line 101: the text has more than 100 lines"):
-        parse_text("x 1\n" * 101, 100)
+    assert parse_text("\n" * 250_000) == []
+    with pytest.raises(BadExposition, match="line 250001: the text has more than 250000 lines"):
+        parse_text("\n" * 250_001)
+
+
+def test_a_web_page_is_no_metrics() -> None:
+    text = "URL is a web page, not metrics: add the path of the metrics to the URL"
+    for body in (b"<html>", b"\n \t<!DOCTYPE html>", b" " * 511 + b"<"):
+        with pytest.raises(SourceError) as raised:
+            check_is_metrics(body, "URL")
+        assert (raised.value.reason, str(raised.value)) == ("not_prometheus", text)
+    for body in (b"", b"# <html>", b" " * 512 + b"<"):
+        check_is_metrics(body, "URL")
 
 
 # The fast and the slow path of the parser must give the same result

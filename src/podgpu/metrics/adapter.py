@@ -61,6 +61,7 @@ IDENTITY = {
     **dict.fromkeys(MODEL_LABELS, "model"),
 }
 """Label -> key of `_ScrapedDevice.identity`."""
+_MAX_IDENTITY = 5  # labels of a whole GPU, which has no profile
 # labels for (namespace, pod, container); the first row whose pod label is present is used
 POD_LABEL_VARIANTS = (
     EXPORTED,  # names after Prometheus renamed them (honor_labels: false)
@@ -106,7 +107,8 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
 
     for declared in fields().values():
         is_number_of_device = declared.level in DEVICE_LEVELS and declared.type != "text"
-        if not is_number_of_device or declared.id >= 9000:
+        # What an exporter counts itself has several series per device.
+        if not is_number_of_device or declared.name.startswith("DCGM_EXP_"):
             continue
         for name in declared.names:
             field_meaning = meaning(name)
@@ -157,27 +159,30 @@ class _ScrapedDevice:
         values = self.resolve_values(is_podgpu)
         present = self.conditions
         if not is_podgpu:
-            devices = (self, *self.instances.values())
-            present = _read_conditions([device.resolve_values(False) for device in devices])
+            parts = (self, *self.instances.values())
+            present = _read_conditions([part.resolve_values(is_podgpu) for part in parts])
+        is_lost = LOST in present
 
         instances = []
         for number, builder in self.instances.items():
-            instance = builder.build_device(is_podgpu, keep_fields, LOST in present)
+            instance = builder.build_device(is_podgpu, keep_fields, is_lost)
             instances.append({"id": number, **instance})
 
-        index = self.identity.pop("index", "")
-        device_name = self.identity.pop("device", "")
+        # The device `nvidia0` has the maker `nvidia` and the index 0.
+        index = self.identity.get("index", "")
+        device_name = self.identity.get("device", "")
         maker = device_name.rstrip("0123456789")
         is_empty = not (values or present or self.holders or self.usage)
 
         return {
-            **self.build_device(is_podgpu, keep_fields, LOST in present),
+            **self.build_device(is_podgpu, keep_fields, is_lost),
             **gpu_figures(values),
             "index": _parse_integer(index or device_name.removeprefix(maker)),
             "maker": maker or "nvidia",
             "conditions": [present[name] for name in conditions() if name in present],
-            "last_holders": [each for each in self.holders.values() if "is_last" in each],
+            "last_holders": [holder for holder in self.holders.values() if "is_last" in holder],
             "mig_enabled": bool(instances),
+            # Only instances of the GPU have series.
             "hidden": bool(instances) and is_empty,
             "instances": instances,
         }
@@ -192,6 +197,7 @@ class _ScrapedDevice:
             stored = select_keys(stored, keep_fields)
 
         holders = self._build_holders(is_podgpu)
+        # Nobody can use a lost GPU, but its allocation stays.
         if is_lost:
             holders = [holder for holder in holders if holder.get("source")]
         return {
@@ -208,6 +214,7 @@ class _ScrapedDevice:
         for key, holder in self.holders.items():
             if "is_last" in holder:
                 continue
+            # A reservation names no workload.
             if not key:
                 holder = {"source": RESERVATION}
             elif not is_podgpu:
@@ -230,12 +237,13 @@ class _NodeBuilder:
     def add_field(self, rule: Meaning, sample: ParsedSample) -> None:
         found = self._find_device(sample.labels)
         value = rule.value(sample.value)
+        # Other fields, such as energy and bytes, may be as large as a DCGM code.
         limit = DCGM_BLANK if rule.field.name in KEY_FIELDS else _MAX_AMOUNT
         is_possible = 0 <= value < limit and is_within_unit(rule.field, value)
         if found is None or not is_possible:
             return
         gpu, device, holder = found
-        key = holder.key if holder else ()
+        key = () if holder is None else holder.key
         if device is not gpu and not rule.field.per_instance:
             # dcgm-exporter repeats the GPU's values on its MIG instances.
             device = gpu
@@ -263,6 +271,7 @@ class _NodeBuilder:
         elif 0 <= value < _MAX_AMOUNT:
             member = spec.member
             if "{" in member:
+                # A missing label counts as empty, so that no member has this name.
                 member = member.format_map(defaultdict(str, labels))
             members[member] = round(value) if spec.factor else value
 
@@ -319,7 +328,7 @@ class _NodeBuilder:
         device = gpu if number is None else gpu.instances.setdefault(number, _ScrapedDevice())
         for builder in (gpu, device):
             # Not every series has all labels.
-            if len(builder.identity) < 5:
+            if len(builder.identity) < _MAX_IDENTITY:
                 for label, name in IDENTITY.items():
                     if labels.get(label):
                         builder.identity[name] = labels[label]
@@ -330,6 +339,7 @@ class _NodeBuilder:
         workload = read_workload(labels, self._own_pods)
         if workload is None and labels.get("source") != RESERVATION:
             return None
+        # A pod that only reserves the GPU is not its holder.
         if workload is None or workload.is_reservation:
             workload = Workload()
 
@@ -579,6 +589,7 @@ class _Copies:
             # Lists, because generators take longer.
             target = tuple([get(label, "") for label in self._target_labels])
             replica = tuple([get(label, "") for label in REPLICA_LABELS])
+            # The result of a function, here `timestamp`, has no name.
             if not name:
                 self.times[target, replica] = sample.value
             elif name != "up":
@@ -631,6 +642,7 @@ def nodes_from_vectors(
             errors[instance] = str(error)
             continue
 
+        # Replaces those of an older copy.
         for state in states:
             newest[target, state.node] = TargetState(cluster, instance, scraped_at, state)
 

@@ -260,6 +260,7 @@ def fabric_detail(status: object, links_up: int | None) -> dict[str, str | None]
     if not isinstance(status, int) or status not in _FABRIC_STATES:
         return {}
     detail = _FABRIC_STATES[status]
+    # A GPU that is registered, or could not be, has a fabric even if no NVLink is active.
     needs_fabric = bool(links_up) or detail in (None, "failed")
     if not needs_fabric:
         return {}
@@ -338,9 +339,12 @@ def _describe_xids(detail: str, times: Mapping[int, int]) -> str:
 
 
 def _worst_action(xids: Iterable[int]) -> str:
-    """Returns the most drastic action, a key of `_ACTIONS`."""
+    """Returns the most drastic action, a key of `_ACTIONS`. `inspect` if the XIDs are unknown."""
     actions = {xid_spec(xid).action for xid in xids}
-    return next((action for action in _ACTIONS if action in actions), "inspect")
+    for action in _ACTIONS:
+        if action in actions:
+            return action
+    return "inspect"
 
 
 def _xid_action(detail: str, times: Mapping[int, int]) -> str:

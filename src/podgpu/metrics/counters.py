@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
@@ -66,17 +65,19 @@ def parse_counters(text: str, origin: str, names: NameSet = "4.8") -> tuple[Coun
 def _parse_rows(text: str, origin: str) -> tuple[CounterSpec, ...]:
     counters: dict[int, CounterSpec] = {}
     lines = StringIO(text.removeprefix("\ufeff"))
-    reader = csv.reader(("\n" if line.startswith("#") else line for line in lines), strict=True)
-    line = 1
+    # Comments become empty lines, so that the numbers of lines stay right.
+    rows = ("\n" if line.startswith("#") else line for line in lines)
+    reader = csv.reader(rows, strict=True)
+    first_line = 1  # of the row, which may have several lines
     try:
         for cells in reader:
             if cells:
                 counter = _parse_row(cells)
                 counters.setdefault(counter.field.id, counter)
 
-            line = reader.line_num + 1
+            first_line = reader.line_num + 1
     except (csv.Error, UsageError) as error:
-        raise UsageError(f"{origin}:{line}: {error}") from None
+        raise UsageError(f"{origin}:{first_line}: {error}") from None
 
     if not counters:
         raise UsageError(
@@ -120,6 +121,7 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
             f"{name} has text values and cannot be of type {kind}: use label as its type"
         )
 
+    # Only a DCGM_EXP_* row can have an unknown type here.
     if kind in _PRINTED_AS_GAUGE or kind not in _TYPES:
         kind = "gauge"
     return CounterSpec(field, name, kind, help_text)
@@ -140,11 +142,10 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
     if names == "4.8" or file_name.startswith("1."):
         return counters
 
-    renamed = add_other_names(counters, names)
-    if names == "4.9":
-        renamed = tuple(map(_rename, counters))
     added = make_counter(*_ADDED_IN_4_9)
-    return _unique([*renamed, added])
+    if names == "4.9":
+        return (*map(_rename, counters), added)
+    return (*add_other_names(counters, names), added)
 
 
 # Names in dcgm-exporter 4.8 and 4.9
@@ -155,21 +156,15 @@ def add_other_names(counters: tuple[CounterSpec, ...], names: NameSet) -> tuple[
     if names != "both":
         return counters
     written = {counter.name for counter in counters}
-    rows = []
+    both = []
     for counter in counters:
-        rows.append(counter)
+        both.append(counter)
         other = _rename(counter)
+        # A row that the file has itself keeps its help text.
         if other.name not in written:
-            rows.append(other)
+            both.append(other)
 
-    return _unique(rows)
-
-
-def _unique(counters: Iterable[CounterSpec]) -> tuple[CounterSpec, ...]:
-    by_name: dict[str, CounterSpec] = {}
-    for counter in counters:
-        by_name.setdefault(counter.name, counter)
-    return tuple(by_name.values())
+    return tuple(both)
 
 
 def _rename(counter: CounterSpec) -> CounterSpec:
@@ -177,12 +172,12 @@ def _rename(counter: CounterSpec) -> CounterSpec:
     rename = rename_of(counter.name)
     if rename is None:
         return counter
-    if counter.name != rename.new_name:
-        field = rename.new
-        name = rename.new_name
-    else:
+    if counter.name == rename.new_name:
         field = rename.old
         name = rename.old.name
+    else:
+        field = rename.new
+        name = rename.new_name
 
     kind = counter.type
     # Rates are gauges, but dcgm-exporter up to 4.8.2 declares NVLink bandwidth as a counter.

@@ -35,7 +35,7 @@ from podgpu.metrics.labels import (
     visible_devices,
     with_attributes,
 )
-from podgpu.metrics.values import converted
+from podgpu.metrics.values import scale_number
 from podgpu.model import (
     MIB,
     MJ,
@@ -101,7 +101,7 @@ class _Renderer:
     def __init__(self, state: NodeState, policy: Policy) -> None:
         self._policy = policy
         self._pod_labels = state.pod_labels
-        self._label_counters = [each for each in policy.counters if each.is_label]
+        self._label_counters = [counter for counter in policy.counters if counter.is_label]
         self.families: list[tuple[CounterSpec, list[Sample]]] = []
         for counter in sorted(policy.counters, key=lambda counter: counter.field.id):
             if not counter.is_label:
@@ -151,11 +151,10 @@ class _Renderer:
         if model is not None:
             names["model_name"] = self._policy.model_name(model)
 
-        counters = [each for each in self._label_counters if each.field.level == entity.kind]
+        counters = [one for one in self._label_counters if one.field.level == entity.kind]
         texts = _label_values(counters, entity.fields, {})
-        pairs = [*names.items(), *self._policy.host]
-        pairs += sorted(texts)
-        self._add_values(make_labels(tuple(pairs)), entity.fields)
+        pairs = (*names.items(), *self._policy.host, *sorted(texts))
+        self._add_values(make_labels(pairs), entity.fields)
 
     def _held_labels(self, names: dict[str, str], texts: Pairs, holder: Holder) -> Labels:
         attributes = list(holder_pairs(holder, self._policy))
@@ -175,7 +174,7 @@ class _Renderer:
             if counter.name == field.name_1x:
                 factor = factor_1x(field)
                 if factor != 1.0:
-                    value = converted(field, value, factor)
+                    value = scale_number(field, value, factor)
 
             samples.append(Sample(labels, value))
 
@@ -184,7 +183,7 @@ class _Renderer:
         for name, more, value in device.details:
             for counter, samples in self.families:
                 if counter.field.name == name:
-                    samples.append(Sample(with_attributes(labels, *more.items()), value))
+                    samples.append(Sample(with_attributes(labels, more.items()), value))
 
     def _add_events(self, labels: Labels, device: GpuOrInstance) -> None:
         """Adds the numbers of XIDs and clock events. podgpu counts these events itself."""
@@ -193,8 +192,7 @@ class _Renderer:
             if list_events is None:
                 continue
             for count, more in list_events(device, self._policy):
-                own = with_attributes(labels, *more)
-                samples.append(Sample(own, count))
+                samples.append(Sample(with_attributes(labels, more), count))
 
 
 def _label_values(counters: Iterable[CounterSpec], values: Values, parent: Values) -> Pairs:
@@ -254,6 +252,7 @@ def _all_clock_events(device: GpuOrInstance, _policy: Policy) -> _Samples:
 
 def _health_by_watch(gpu: GpuOrInstance, _policy: Policy) -> _Samples:
     """Yields the worst condition of each health check of DCGM. Omits unknown checks."""
+    # Then the source is DCGM, and its results are added as details.
     has_own_results = any(name == HEALTH for name, _, _ in gpu.details)
     if has_own_results or not isinstance(gpu, DeviceState):
         return
@@ -267,6 +266,7 @@ def _health_by_watch(gpu: GpuOrInstance, _policy: Policy) -> _Samples:
         if name in present:
             health = _FAIL if spec.severity == "broken" else _WARN
             result = health, int(spec.dcgm_code)
+            # If both are equally bad, the higher code is reported.
             worst[watch] = max(result, worst.get(watch, result))
         elif name in gpu.healthy:
             worst.setdefault(watch, (0, 0))
@@ -308,6 +308,7 @@ def _values_of_device(
     names = set(_ALSO_OF_DEVICE)
     if is_shared:
         names |= _ACTIVITY
+        # What is unknown of a holder is shown for the device.
         for holder in holders:
             names |= ATTRIBUTED - _own_values(values, holder.known_usage).keys()
     return select_keys(values, names)

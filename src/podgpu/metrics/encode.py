@@ -76,7 +76,8 @@ class FamilySpec:
     part: str = ""
     # name of the struct's field; `{label}` in the name is replaced by the value of that label
     member: str = ""
-    # multiplier that converts the sample's value to the field's integer value; 0: no conversion
+    # multiplier that converts the sample's value to the field's integer value; 1 for counts and
+    # bytes; 0 if the field is a float
     factor: int = 0
     # True if the field is a text; texts are exported as a label with the field's name
     is_text: bool = False

@@ -12,13 +12,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from operator import add
 from typing import NamedTuple
 
 from podgpu.charge import Tokens
 from podgpu.errors import SourceError
 from podgpu.metrics.fields import table_rows
-from podgpu.metrics.parse import BadExposition, ParsedSample, parse_text
+from podgpu.metrics.parse import BadExposition, ParsedSample, is_web_page, parse_text
 
 _MAX_LINES = 20_000  # of known families; an engine with 64 ranks and ten models writes 10,000
 _MAX_MODELS = 16
@@ -100,14 +99,23 @@ class TokenCounters(NamedTuple):
     transferred: float = 0.0  # prompt tokens that another pod computed, and counted
 
     def plus(self, other: TokenCounters) -> TokenCounters:
-        return TokenCounters(*map(add, self, other))
+        return TokenCounters(
+            self.prompt + other.prompt,
+            self.generated + other.generated,
+            self.transferred + other.transferred,
+        )
 
     def since(self, before: TokenCounters) -> TokenCounters:
-        """Returns the increase. A counter that falls was restarted at 0."""
-        return TokenCounters(*map(_increase, before, self))
+        """Returns the increase."""
+        return TokenCounters(
+            _increase(before.prompt, self.prompt),
+            _increase(before.generated, self.generated),
+            _increase(before.transferred, self.transferred),
+        )
 
 
 def _increase(before: float, now: float) -> float:
+    # A counter that falls was restarted at 0.
     if now < before:
         return now
     return now - before
@@ -150,6 +158,7 @@ class EngineReading:
         if before.ranks.keys() <= self.ranks.keys():
             return self
         ranks = {**before.ranks, **self.ranks}
+        # A pod that always reports other ranks must not fill the memory.
         if len(ranks) > _MAX_LINES or _count_models(ranks) > _MAX_MODELS:
             return self
         return replace(self, ranks=ranks)
@@ -208,19 +217,19 @@ def _known_series() -> frozenset[bytes]:
 
 def read_engine(text: bytes) -> EngineReading:
     """Returns what the engine reports. Raises SourceError with a reason if it is unusable."""
-    if text[:512].lstrip()[:1] == b"<":
+    if is_web_page(text):
         raise SourceError("not_metrics", "it answers with a web page, not with metrics")
 
     samples = _parse_known(text)
     names = {sample.name for sample in samples}
-    found = [engine for engine in engines() if engine.generated.name in names]
-    if not found:
+    present = [engine for engine in engines() if engine.generated.name in names]
+    if not present:
         raise SourceError("no_tokens", "its metrics have no token counters of a known engine")
-    if len(found) > 1:
-        both = " and ".join(engine.name for engine in found)
+    if len(present) > 1:
+        both = " and ".join(engine.name for engine in present)
         raise SourceError("several_engines", f"its metrics have token counters of {both}")
 
-    engine = found[0]
+    engine = present[0]
     return EngineReading(
         engine.name,
         _read_counters(engine, samples),
@@ -263,7 +272,8 @@ def _parse_known(text: bytes) -> list[ParsedSample]:
 
 def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[Rank, TokenCounters]:
     """Adds up the series that differ in no label of a rank."""
-    counted: dict[Rank, dict[EngineFamily, float]] = {}
+    counted: defaultdict[Rank, defaultdict[EngineFamily, float]]
+    counted = defaultdict(lambda: defaultdict(float))
     for sample in samples:
         for family in engine.counters:
             if not family.selects(sample):
@@ -274,8 +284,7 @@ def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[Rank
 
             labels = tuple(sample.labels.get(label, "") for label in RANK_LABELS)
             rank = Rank(_read_model(engine, sample), labels)
-            own = counted.setdefault(rank, defaultdict(float))
-            own[family] += sample.value
+            counted[rank][family] += sample.value
 
     models = _count_models(counted)
     if models > _MAX_MODELS:
@@ -283,13 +292,11 @@ def _read_counters(engine: Engine, samples: Iterable[ParsedSample]) -> dict[Rank
         raise SourceError("too_many_models", message)
 
     counters = {}
-    for rank, own in counted.items():
-        prompt = own.get(engine.prompt, 0.0)
-        generated = own.get(engine.generated, 0.0)
+    for rank, sums in counted.items():
         transferred = 0.0
-        if engine.transferred:
-            transferred = own.get(engine.transferred, 0.0)
-        counters[rank] = TokenCounters(prompt, generated, transferred)
+        if engine.transferred is not None:
+            transferred = sums[engine.transferred]
+        counters[rank] = TokenCounters(sums[engine.prompt], sums[engine.generated], transferred)
 
     return counters
 
@@ -304,9 +311,9 @@ def _read_model(engine: Engine, sample: ParsedSample) -> str:
 
 def clean_model(name: str) -> str:
     """Returns the name as one short printable line. TensorRT-LLM may report `undefined`."""
-    printable = "".join(letter if letter.isprintable() else " " for letter in name)
     if name == "undefined":
         return ""
+    printable = "".join(letter if letter.isprintable() else " " for letter in name)
     return printable[:_MAX_MODEL_NAME]
 
 
@@ -318,8 +325,8 @@ def _read_requests(names: Sequence[str], samples: Iterable[ParsedSample]) -> flo
         # SGLang also reports the requests of each priority.
         if sample.name not in names or sample.labels.get("priority"):
             continue
-        own = [pair for pair in sample.labels.items() if pair[0] not in _SAME_QUEUE]
-        queue = tuple(sorted(own))
+        labels = [pair for pair in sample.labels.items() if pair[0] not in _SAME_QUEUE]
+        queue = tuple(sorted(labels))
         queues[queue] = max(sample.value, queues.get(queue, 0.0))
         values.append(sample.value)
 
@@ -350,7 +357,8 @@ def _read_buckets(engine: Engine, samples: Iterable[ParsedSample]) -> dict[float
         except ValueError:
             return {}
 
-        if not 0 <= sample.value <= MOST_TOKENS or bound < 0:
+        is_valid = bound >= 0 and 0 <= sample.value <= MOST_TOKENS
+        if not is_valid:
             return {}
         buckets[bound] += sample.value
 
@@ -368,14 +376,14 @@ def find_quantile(buckets: Mapping[float, float], quantile: float) -> float | No
     if total <= 0:
         return None
 
-    rank = quantile * total
+    wanted = quantile * total  # number of observations up to the quantile
     lower = 0.0
-    below = 0.0
+    below = 0.0  # number of observations up to `lower`
     for bound, count in sorted(buckets.items()):
-        if count >= rank:
+        if count >= wanted:
             if math.isinf(bound):
                 return lower
-            return lower + (bound - lower) * (rank - below) / (count - below)
+            return lower + (bound - lower) * (wanted - below) / (count - below)
 
         lower = bound
         below = count

@@ -23,10 +23,7 @@ from functools import cache, lru_cache
 from sys import intern
 from typing import Literal, NamedTuple
 
-from podgpu.model import (
-    FieldValues,
-    Value,
-)
+from podgpu.model import FieldValues, Value
 
 ALL_SCOPES = 0xFFFFFFFF
 INSTANCE_LEVELS = frozenset({"GPU_I", "GPU_CI"})
@@ -227,11 +224,11 @@ def table_rows(table: str) -> Iterator[dict[str, str]]:
 
 
 @cache
-def _by_name() -> Mapping[str, Field]:
-    by_name: dict[str, Field] = {}
+def _fields_by_name() -> Mapping[str, Field]:
+    named: dict[str, Field] = {}
     for field in fields().values():
-        by_name |= dict.fromkeys(field.names, field)
-    return by_name
+        named |= dict.fromkeys(field.names, field)
+    return named
 
 
 def field_named(name: str) -> Field | None:
@@ -239,12 +236,12 @@ def field_named(name: str) -> Field | None:
 
     Accepts names of all DCGM versions and of dcgm-exporter 1.x, and aliases.
     """
-    return _by_name().get(name)
+    return _fields_by_name().get(name)
 
 
 def nearest_names(name: str) -> list[str]:
     """Returns the known name that is most similar to a mistyped name, or no name. Ignores case."""
-    folded_names = {known.casefold(): known for known in _by_name()}
+    folded_names = {known.casefold(): known for known in _fields_by_name()}
     matches = difflib.get_close_matches(name.casefold(), folded_names, 1)
     return [folded_names[match] for match in matches]
 
@@ -317,10 +314,10 @@ def rename_of(name: str) -> Rename | None:
 
 @cache
 def _renames_by_name() -> Mapping[str, Rename]:
-    by_name: dict[str, Rename] = {}
+    named: dict[str, Rename] = {}
     for rename in renames():
-        by_name |= dict.fromkeys((*rename.old_names, rename.new_name), rename)
-    return by_name
+        named |= dict.fromkeys((*rename.old_names, rename.new_name), rename)
+    return named
 
 
 class Meaning(NamedTuple):
@@ -360,10 +357,14 @@ def factor_1x(field: Field) -> float:
 
 @cache
 def generations(field_name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the field's metric names in dcgm-exporter 4.8 and earlier, and its names in 4.9."""
+    """Returns the field's metric names in dcgm-exporter 4.8 and earlier, and its new name in 4.9.
+
+    The second tuple is empty if 4.9 did not rename the field.
+    """
     rename = rename_of(field_name)
     if rename is None:
-        return _by_name()[field_name].names, ()
+        return _fields_by_name()[field_name].names, ()
+    # If only the name changed, `old` and `new` are the same field.
     names = dict.fromkeys((*rename.old.names, *rename.new.names))
     del names[rename.new_name]
     return tuple(names), (rename.new_name,)

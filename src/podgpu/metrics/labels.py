@@ -22,6 +22,7 @@ from podgpu.model import (
     Pairs,
     Workload,
     all_devices,
+    device_name,
 )
 
 POD_LABELS = ("namespace", "pod", "container")
@@ -123,17 +124,11 @@ def assigned_holders(device: GpuOrInstance) -> list[Holder]:
 
 def device_names(gpu: DeviceState, device: GpuOrInstance, policy: Policy) -> dict[str, str]:
     """Returns the labels of a GPU or a MIG instance, in dcgm-exporter's order."""
-    index = ""
-    device_file = ""
-    if gpu.index is not None:
-        index = str(gpu.index)
-        device_file = f"{gpu.maker}{index}"
-
     names = {
-        "gpu": index,
+        "gpu": "" if gpu.index is None else str(gpu.index),
         "UUID": gpu.uuid,
         "pci_bus_id": gpu.pci_bus_id,
-        "device": device_file,
+        "device": device_name(gpu.maker, gpu.index),
         "modelName": policy.model_name(gpu.model),
     }
 
@@ -183,6 +178,7 @@ def dcgm_labels(
     if policy.old_namespace:
         pairs = [("uuid" if name == "UUID" else name, text) for name, text in pairs]
     own = sorted(attributes)
+    # Most series have neither, and finding the names that are taken is slow.
     if label_values or pod_labels:
         used = [*pairs, *label_values, *own]
         taken = _RESERVED.union(name for name, _ in used)
@@ -213,15 +209,15 @@ def _rename_pod_labels(taken: frozenset[str], pod_labels: Mapping[str, str]) -> 
     return labels
 
 
-def with_attributes(labels: Labels, *more: tuple[str, str]) -> Labels:
+def with_attributes(labels: Labels, more: Iterable[tuple[str, str]]) -> Labels:
     """Adds labels such as err_code.
 
     They are sorted together with the holder's labels, as in dcgm-exporter.
     """
     pairs = labels.pairs
-    cut = 0
-    while cut < len(pairs) and pairs[cut][0] not in HOLDER_LABELS:
-        cut += 1
+    first = 0  # label of the holder
+    while first < len(pairs) and pairs[first][0] not in HOLDER_LABELS:
+        first += 1
 
-    attributes = sorted([*pairs[cut:], *more])
-    return make_labels((*pairs[:cut], *attributes))
+    attributes = sorted([*pairs[first:], *more])
+    return make_labels((*pairs[:first], *attributes))

@@ -28,10 +28,12 @@ class MigSize(NamedTuple):
     memory: float
 
 
-# Compute slices of seven, and of four, with their part of the memory.
-_SEVEN = ((1, 1 / 8), (1, 1 / 4), (2, 1 / 4), (3, 1 / 2), (4, 1 / 2))
-_FOUR = ((1, 1 / 4), (2, 1 / 2))
-_TWO = ((1, 1 / 2),)
+_SIZES = {
+    7: ((1, 1 / 8), (1, 1 / 4), (2, 1 / 4), (3, 1 / 2), (4, 1 / 2)),
+    4: ((1, 1 / 4), (2, 1 / 2)),
+    2: ((1, 1 / 2),),
+}
+"""Compute slices of a GPU -> compute slices of each instance, and its part of the memory."""
 
 
 def billed_name(model: str, profile: str) -> str:
@@ -73,7 +75,6 @@ def slices_of_gpu(model: str) -> int:
 
 def slices_of_profile(profile: str) -> int | None:
     match = _PROFILE.match(profile)
-
     if match is None:
         return None
     return int(match[1]) or None
@@ -86,7 +87,7 @@ def list_mig_sizes(model: str) -> list[MigSize]:
 
     total = slices_of_gpu(model)
     sizes = []
-    for slices, memory in {7: _SEVEN, 4: _FOUR, 2: _TWO}[total]:
+    for slices, memory in _SIZES[total]:
         sizes.append(MigSize(f"{slices}g", slices, slices / total, memory))
 
     return sizes

@@ -32,6 +32,7 @@ from podgpu.model import (
     Workload,
     WorkloadOwner,
     device_key,
+    device_name,
 )
 
 SERVICE_NAME = "service.name"
@@ -320,9 +321,7 @@ def _add_holders(
 
 def device_attributes(gpu: DeviceState, device: GpuOrInstance) -> list[tuple[str, str]]:
     """Returns the attributes that identify a GPU or a MIG instance. Values may be empty."""
-    name = ""
-    if gpu.index is not None:
-        name = f"{gpu.maker}{gpu.index}"
+    name = device_name(gpu.maker, gpu.index)
     vendor = "NVIDIA" if gpu.maker == "nvidia" else gpu.maker
     if not isinstance(device, MigInstance):
         return [
@@ -448,9 +447,10 @@ def find_state(gpu: DeviceState) -> str:
 
 def _find_state_of(condition: Condition) -> str:
     if condition.name == "xid":
-        numbers = parse_xids(condition.detail)
-        needs_action = any(xid_spec(number).needs_action for number in numbers)
-        return "failed" if needs_action or not numbers else "degraded"
+        xids = parse_xids(condition.detail)
+        needs_action = any(xid_spec(xid).needs_action for xid in xids)
+        # An XID without a number may need one.
+        return "degraded" if xids and not needs_action else "failed"
 
     state = _STATE_OF_CONDITION.get(condition.name)
     if state is not None:
@@ -473,8 +473,10 @@ def _add_counted(
         value: Number = getattr(struct, member.name)
         if value is None:
             continue
-        if member.factor != 1:
-            value = value / (member.factor or 1)
+        if member.factor == 0:
+            value = _as_float(value)
+        elif member.factor > 1:
+            value = value / member.factor
 
         own = attributes
         if member.attributes:

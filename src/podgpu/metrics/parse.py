@@ -21,9 +21,12 @@ TYPES = frozenset({"counter", "gauge", "histogram", "summary", "untyped"})
 _SUFFIXES = {"histogram": ("bucket", "sum", "count"), "summary": ("sum", "count")}
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
 _QUOTED = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+# Groups: HELP or TYPE, the name of the family, the rest of the line.
 _COMMENT = re.compile(
     rf"[ \t]*+#[ \t]*+(?:(HELP|TYPE)(?:[ \t]++|\Z)(?:({_NAME})(?:[ \t]++|\Z))?)?(.*)", re.DOTALL
 )
+# Groups: name, labels (None without braces), value. A timestamp may follow the value.
+# Without braces, a space must separate the name and the value.
 _SAMPLE = re.compile(
     rf"[ \t]*+({_NAME})[ \t]*+"
     rf'(?:(?<=[ \t])(?=[^{{])|\{{([^"}}]*+(?:{_QUOTED}[^"}}]*+)*+)\}}[ \t]*+)'
@@ -64,18 +67,32 @@ class ParsedFamily:
     samples: list[ParsedSample] = field(default_factory=list)
 
 
-def parse_text(text: str, max_lines: int = _MAX_LINES) -> list[ParsedFamily]:
+def is_web_page(body: bytes) -> bool:
+    """Returns True if the body begins like HTML or XML instead of metrics."""
+    return body[:512].lstrip()[:1] == b"<"
+
+
+def check_is_metrics(body: bytes, shown: str) -> None:
+    """Raises SourceError if the body is a web page instead of metrics."""
+    if is_web_page(body):
+        raise SourceError(
+            "not_prometheus",
+            f"{shown} is a web page, not metrics: add the path of the metrics to the URL",
+        )
+
+
+def parse_text(text: str) -> list[ParsedFamily]:
     """Returns the families, ordered by their first line. Samples keep their order.
 
     Raises BadExposition if the text is malformed.
     """
     lines = text.split("\n")
     # Each line ends with a line feed, so nothing is left after the last one.
-    rest = lines.pop()
-    if rest:
+    unfinished = lines.pop()
+    if unfinished:
         raise BadExposition(len(lines) + 1, "the text ends in the middle of this line")
-    if len(lines) > max_lines:
-        raise BadExposition(max_lines + 1, f"the text has more than {max_lines} lines")
+    if len(lines) > _MAX_LINES:
+        raise BadExposition(_MAX_LINES + 1, f"the text has more than {_MAX_LINES} lines")
 
     parser = _Parser()
     family_of = parser.by_sample_name.get
@@ -118,8 +135,10 @@ class _Parser:
         try:
             labels = dict([pair.split('="') for pair in text[:-2].split('",')])
         except ValueError:
+            # One of the pairs has not exactly two parts.
             return None
 
+        # A name that is repeated and a quote inside a value change the number of quotes.
         if not text.endswith('"}') or text.count('"') != 2 * len(labels) or "\\" in text:
             return None
         if not self._label_names.issuperset(labels):
@@ -133,7 +152,9 @@ class _Parser:
     def read_line(self, line: str) -> None:
         """Reads one line of any kind. Raises ValueError if the line is malformed."""
         if comment := _COMMENT.match(line):
-            self._add_comment(comment[1], comment[2], comment[3].rstrip(" \t"))
+            keyword, name, text = comment.groups()
+            if keyword is not None:
+                self._add_comment(keyword, name, text.rstrip(" \t"))
         elif sample := _SAMPLE.fullmatch(line):
             name, labels, value = sample.groups()
             if not _NUMBER.fullmatch(value):
@@ -160,39 +181,37 @@ class _Parser:
     def _family(self, name: str) -> ParsedFamily:
         return self.families.setdefault(name, ParsedFamily(name))
 
-    def _add_comment(self, keyword: str | None, name: str | None, rest: str) -> None:
-        if keyword is None:
-            return
+    def _add_comment(self, keyword: str, name: str | None, text: str) -> None:
         if name is None:
-            raise ValueError(f"{keyword} without the name of a metric: {_shorten(rest)}")
+            raise ValueError(f"{keyword} without the name of a metric: {_shorten(text)}")
 
         if keyword == "HELP":
-            self._family(name).help = _unescape(rest)
-        elif rest in TYPES:
-            self._family(name).type = rest
-            if rest in _SUFFIXES:
+            self._family(name).help = _unescape(text)
+        elif text in TYPES:
+            self._family(name).type = text
+            if text in _SUFFIXES:
                 # Samples with a suffix may belong to this family.
                 self.by_sample_name.clear()
             # The next lines are samples with this name.
             self._family_of_sample(name)
         else:
-            raise ValueError(f"unknown type of {name}: {_shorten(rest)}")
+            raise ValueError(f"unknown type of {name}: {_shorten(text)}")
 
 
 def _parse_labels(text: str) -> dict[str, str]:
     labels: dict[str, str] = {}
     text = text.strip(" \t")
-    at = 0
-    while at < len(text):
-        match = _LABEL.match(text, at)
+    position = 0
+    while position < len(text):
+        match = _LABEL.match(text, position)
         if match is None:
-            raise ValueError(f"not a label: {_shorten(text[at:].strip())}")
+            raise ValueError(f"not a label: {_shorten(text[position:].strip())}")
 
         name = match[1]
         if name in labels:
             raise ValueError(f"the label {name} occurs twice")
         labels[name] = _unescape(match[2][1:-1])
-        at = match.end()
+        position = match.end()
 
     return labels
 
@@ -214,6 +233,7 @@ def encode_parsed(families: Iterable[ParsedFamily]) -> bytes:
 
     Omits timestamps, because node_exporter's textfile collector rejects them.
     """
+    # By the id of the labels: samples with the same labels share one mapping.
     texts: dict[int, str] = {}
     lines = []
     for family in families:

@@ -27,7 +27,6 @@ from podgpu.metrics.fields import (
     XID_NAME,
     fields,
     generations,
-    meaning,
     names_of,
     rename_of,
 )
@@ -146,8 +145,7 @@ def series_queries(
     targets = _query_targets(timed, match)
     scrape_times = _query_scrape_times(timed, match, by(*target_labels))
 
-    kept = [spec.field.name for name in sorted(keep_fields) if (spec := meaning(name))]
-    gpu_fields = field_names(UTIL, ENGINE, TEMPERATURE, *kept)
+    gpu_fields = field_names(UTIL, ENGINE, TEMPERATURE, *sorted(keep_fields))
     memory = (*field_names(*MEMORY_FIELDS), *own_names("device_memory_used_bytes"))
     power = (*field_names(POWER), *own_names("device_energy_joules_total"))
     conditions = own_names(_SINCE, "device_last_holder_info")

@@ -63,8 +63,8 @@ def _set_value(metric: pb.Metric, kind: int, number: float, sample: Sample) -> N
 
 def prefers_protobuf(accept: str) -> bool:
     """Returns True if the Accept header prefers this format to text."""
-    wanted = 0.0
-    text = 0.0
+    protobuf_quality = 0.0
+    text_quality = 0.0
     for item in accept.split(","):
         media_type, *parameters = map(str.strip, item.split(";"))
         values = {}
@@ -74,13 +74,13 @@ def prefers_protobuf(accept: str) -> bool:
 
         quality = _parse_quality(values.get("q", "1"))
         if media_type == "text/plain":
-            text = max(text, quality)
+            text_quality = max(text_quality, quality)
 
         is_message = values.get("proto") == _MESSAGE and values.get("encoding") == "delimited"
         if media_type == _MEDIA_TYPE and is_message:
-            wanted = max(wanted, quality)
+            protobuf_quality = max(protobuf_quality, quality)
 
-    return wanted > text
+    return protobuf_quality > text_quality
 
 
 def _parse_quality(text: str) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+import platform
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from itertools import chain
-from operator import itemgetter
 
 from podgpu.metrics.encode import Family, FamilySpec, Labels, Sample, families_in, make_families
 from podgpu.metrics.labels import (
@@ -35,11 +34,11 @@ from podgpu.model import (
     SourceStatus,
     VcudaRequest,
     Workload,
-    WorkloadKey,
     all_devices,
 )
 
 MAX_WAIT_PAIRS = 20  # per device
+_PYTHON = platform.python_version()
 _SINCE_START = frozenset(
     {
         "podgpu_device_xid_errors_total",
@@ -55,6 +54,7 @@ _BLOCK_MIB = 256
 _DECIMALS = 6  # sums are rounded, because of floating-point errors such as 56.99999999999999
 Number = int | float | None
 Counted = HolderUsage | DeviceTotals | NamespaceUsage
+_ContainerName = tuple[str, str, str]  # namespace, pod, container
 Row = tuple[str, Mapping[str, str], int | float]
 """Family, labels, value. Labels that families.csv does not list for the family are dropped."""
 
@@ -118,7 +118,7 @@ def _source(source: SourceStatus) -> Iterator[Row]:
 
 
 def _self(state: NodeState) -> Iterator[Row]:
-    versions = {"version": state.version, "python_version": "{}.{}.{}".format(*sys.version_info)}
+    versions = {"version": state.version, "python_version": _PYTHON}
     yield "podgpu_exporter_build_info", versions, 1
 
     for source in state.sources:
@@ -177,15 +177,16 @@ def _figures(part: str, rows: Iterable[tuple[Labels, Counted]]) -> Iterator[Fami
                 value = getattr(struct, member)
                 if value is None or value == "":
                     continue
+
+                more = pairs
                 if spec.is_text:
-                    labels = make_labels((*labels.pairs, (member, value)))
+                    more = ((member, value),)
                     value = 1
                 elif spec.factor > 1:
                     value /= spec.factor
 
-                if pairs:
-                    labels = make_labels((*labels.pairs, *pairs))
-                samples.append(Sample(labels, value, struct.counted_since))
+                own = make_labels((*labels.pairs, *more)) if more else labels
+                samples.append(Sample(own, value, struct.counted_since))
 
         yield spec.of(samples)
 
@@ -213,8 +214,8 @@ def _waits(state: NodeState, policy: Policy) -> Iterator[Row]:
                 runners = holder.known_usage.waits_for
                 pairs += [(holder, runner) for runner in runners if runner.pod]
 
-        pairs.sort(key=lambda pair: -pair[1].ratio)
-
+        # The longest waits come first.
+        pairs.sort(key=lambda pair: pair[1].ratio, reverse=True)
         for holder, runner in pairs[:MAX_WAIT_PAIRS]:
             if 100 * runner.ratio >= policy.wait_pairs:
                 labels = {**names, **holder_names(holder)}
@@ -230,9 +231,9 @@ def _health(state: NodeState, policy: Policy) -> Iterator[Row]:
         for condition in gpu.conditions:
             labels = {**names, "condition": condition.name}
             yield "podgpu_device_health", labels, 1
-            if condition.detail:
-                labels["detail"] = condition.detail
             if condition.since is not None:
+                if condition.detail:
+                    labels = {**labels, "detail": condition.detail}
                 since = round(condition.since, 3)
                 yield "podgpu_device_condition_since_timestamp_seconds", labels, since
 
@@ -309,14 +310,15 @@ def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
     """
     families = families_in("gpu-manager")
     samples: dict[str, list[Sample]] = {name: [] for name in families}
-    for key, container in sorted(_find_containers(state).items(), key=itemgetter(0)):
-        _, namespace, pod, container_name = key
+    containers = _find_containers(state)
+    for key in sorted(containers):
+        namespace, pod, container_name = key
         pairs = [("pod_name", pod), ("namespace", namespace)]
         if policy.hostname:
             pairs.append(("node", policy.hostname))
         pairs.append(("container_name", container_name))
 
-        for name, values in container.measure().items():
+        for name, values in containers[key].measure().items():
             # The label of the card has another name in each family. families.csv lists it last.
             card_label = families[name].labels[-1]
             for card, value in values.items():
@@ -327,11 +329,12 @@ def render_gpu_manager(state: NodeState, policy: Policy) -> list[Family]:
     return make_families("gpu-manager", samples)
 
 
-def _find_containers(state: NodeState) -> dict[WorkloadKey, _GpuManagerContainer]:
-    containers: defaultdict[WorkloadKey, _GpuManagerContainer] = defaultdict(_GpuManagerContainer)
+def _find_containers(state: NodeState) -> dict[_ContainerName, _GpuManagerContainer]:
+    containers: defaultdict[_ContainerName, _GpuManagerContainer]
+    containers = defaultdict(_GpuManagerContainer)
     for request in state.vcuda:
         if request.pod:
-            containers[request.key].request = request
+            containers[_name_container(request)].request = request
 
     for gpu, device in all_devices(state):
         fraction: Number = 1.0
@@ -342,7 +345,7 @@ def _find_containers(state: NodeState) -> dict[WorkloadKey, _GpuManagerContainer
             if not holder.pod:
                 continue
 
-            container = containers[holder.key]
+            container = containers[_name_container(holder)]
             if gpu.index is not None and not device.hidden:
                 usage = holder.known_usage
                 ratio = _multiply(usage.utilization_ratio, fraction)
@@ -354,6 +357,10 @@ def _find_containers(state: NodeState) -> dict[WorkloadKey, _GpuManagerContainer
                 container.held_bytes.append(_multiply(holder.share_ratio, memory))
 
     return containers
+
+
+def _name_container(workload: Workload) -> _ContainerName:
+    return workload.namespace, workload.pod, workload.container
 
 
 @dataclass(slots=True)

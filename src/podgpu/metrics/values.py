@@ -110,12 +110,14 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "mhz_to_hertz": lambda raw: raw * 1_000_000,
     "nano": lambda raw: raw / NS,
     "percent_to_ratio": lambda raw: raw / 100.0,
-    "kib_rate": lambda raw: int(raw / 1000),  # `raw` is in KiB per second
+    # `raw` is in KiB per second. DCGM's MB have 1,000 KiB.
+    "kib_rate": lambda raw: int(raw / 1000),
     "kib_rate_bytes": lambda raw: int(raw * 1024),
     "unless_255": _unless_255,
     "used_ratio": _used_ratio,
     "count": len,
     "brand": lambda raw: BRANDS[raw] if 0 <= raw < len(BRANDS) else BRANDS[0],
+    # NVML's mode 1, exclusive thread, no longer exists.
     "compute_mode": lambda raw: {0: 0, 2: 1, 3: 2}[raw],
     "compute_capability": lambda raw: (raw[0] << 16) | raw[1],
     "fabric_status": _fabric_status,
@@ -123,6 +125,7 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "guid": _guid,
     "hex64": lambda raw: f"0x{int.from_bytes(bytes(raw), 'big'):016x}",
     "vgpu_license": _vgpu_license,
+    # Four bits of mantissa, and below them eight bits of a negative decimal exponent.
     "bit_error_ratio": lambda raw: ((raw >> 8) & 0xF) * 10.0 ** -(raw & 0xFF),
 }
 
@@ -156,8 +159,9 @@ def value_of(field: Field, raw: Any, is_converted: bool = False) -> Value:
 
     Raises Blank if the value is invalid.
     """
+    # pynvml returns numbers of one byte as bytes.
     if isinstance(raw, bytes) and field.type != "text" and len(raw) == 1:
-        raw = raw[0]  # pynvml returns single-byte numbers as bytes
+        raw = raw[0]
 
     conversion = "" if is_converted else field.convert
     try:
@@ -227,7 +231,7 @@ def is_within_unit(field: Field, number: int | float) -> bool:
     return least <= number <= most
 
 
-def converted(field: Field, number: int | float, factor: float) -> int | float:
+def scale_number(field: Field, number: int | float, factor: float) -> int | float:
     """Multiplies the number by the factor and converts it to the field's type.
 
     Integers are truncated, as in DCGM.
@@ -246,11 +250,11 @@ def in_legacy_units(values: Mapping[int, float]) -> dict[int, float]:
     If a value is present only in a base unit, adds it in the older unit.
     """
     completed = dict(values)
-
     for number, value in values.items():
         field = fields()[number]
         if field.legacy is not None:
             completed.setdefault(field.legacy, round(value / field.factor, DECIMALS))
+
     return completed
 
 

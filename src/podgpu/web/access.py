@@ -23,7 +23,7 @@ from podgpu.web.responses import json_error
 
 _TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-_REMEMBER_SECONDS = 60.0  # so long, a withdrawn permission remains in effect
+_REMEMBER_SECONDS = 60.0  # a withdrawn permission remains in effect for this time
 _MAX_REMEMBERED = 20_000
 _MAX_REVIEWS = 16  # requests to the API server at the same time
 _MAX_NAME = 1024
@@ -147,7 +147,8 @@ class _Memory(Generic[Key, Value]):
     def add(self, key: Key, value: Value) -> None:
         self._answers[key] = self._clock(), value
         if len(self._answers) > _MAX_REMEMBERED:
-            del self._answers[next(iter(self._answers))]
+            first = next(iter(self._answers))
+            del self._answers[first]
 
 
 class KubernetesAccess:
@@ -188,7 +189,9 @@ class KubernetesAccess:
             request[_VIEWER] = _KubernetesViewer(self, user)
             return await handler(request)
         except AccessUnknown as error:
-            return json_error(503, f"access cannot be checked: {error}", **{"Retry-After": "15"})
+            return json_error(
+                503, f"access cannot be checked: {error}", headers={"Retry-After": "15"}
+            )
 
     @staticmethod
     def _is_filtered(path: str) -> bool:
@@ -256,8 +259,8 @@ class KubernetesAccess:
             "kind": "SubjectAccessReview",
             "spec": {**user.describe(), **attributes},
         }
-        status = (await self._review(_ACCESS_REVIEWS, document, _AccessReview)).status
-        allowed = status.allowed and not status.denied
+        review = await self._review(_ACCESS_REVIEWS, document, _AccessReview)
+        allowed = review.status.allowed and not review.status.denied
         self._decisions.add((user, what, where), allowed)
         return allowed
 
@@ -306,4 +309,4 @@ async def _answer_probe(request: web.Request, handler: Handler) -> web.StreamRes
 
 def _refuse() -> web.Response:
     message = "log in: send a token of this cluster as Authorization: Bearer TOKEN"
-    return json_error(401, message, **{"WWW-Authenticate": 'Bearer realm="podgpu"'})
+    return json_error(401, message, headers={"WWW-Authenticate": 'Bearer realm="podgpu"'})

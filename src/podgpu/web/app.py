@@ -159,7 +159,6 @@ def run(
     Calls `on_listening` with the addresses of all listeners before the services start. Calls
     `release` on SIGUSR1.
     """
-
     asyncio.run(_serve(services, listeners, on_listening, release, limits))
     for service in services:
         if service.fatal is not None:
@@ -187,6 +186,7 @@ async def _serve(
         _handle_signal(signal.SIGUSR1, _run_once_at_a_time(release))
 
     async with AsyncExitStack() as stack:
+        # They stop after the listeners, also if an address cannot be bound.
         for service in services:
             stack.callback(service.stop)
 
@@ -296,12 +296,14 @@ async def bind(address: Address, option: str) -> list[socket.socket]:
             backlog=_BACKLOG,
             start_serving=False,
         )
-    except (OSError, UnicodeError) as e:  # UnicodeError: an invalid host name such as a..b
+    except (OSError, UnicodeError) as e:
+        # A host name such as a..b raises UnicodeError.
         raise StartError(
             f"cannot listen on {url_host(address.host)}:{address.port}: {_explain_bind_error(e)}; "
             f"choose another address with {option}"
         ) from e
 
+    # The server closes its own sockets, so these are copies.
     bound = []
     for opened in server.sockets:
         descriptor = os.dup(opened.fileno())
@@ -320,6 +322,7 @@ def open_systemd_sockets(environment: MutableMapping[str, str]) -> list[socket.s
     Raises UsageError if there are none. Removes the LISTEN_* variables, so that child processes do
     not use the sockets.
     """
+    # A parent process may have passed its variables on.
     is_for_us = environment.pop("LISTEN_PID", "") == str(os.getpid())
     listed = environment.pop("LISTEN_FDS", "")
     try:

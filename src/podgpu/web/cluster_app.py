@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _LINKS = ("metrics", "metrics/nodes", "health", "ready")
 _MAX_PROBLEMS = 100
 _EXPORTER_SECONDS = 3.0
+_MAX_MESSAGE = 512
 
 
 def cluster_application(
@@ -89,7 +90,7 @@ async def _complete_gpu(cluster: Cluster, answer: GpuResponse) -> GpuResponse:
         message = f"the exporter did not respond within {_EXPORTER_SECONDS:g} s"
     except SourceError as error:
         reason = error.reason
-        message = str(error)[:512]
+        message = str(error)[:_MAX_MESSAGE]
 
     failed = SourceView(source="exporter", ok=False, error=reason, message=message)
     return add_details(answer, GpuDetails(sources=[failed]))

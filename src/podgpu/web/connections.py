@@ -20,7 +20,8 @@ from podgpu.web.responses import send_response
 _log = logging.getLogger(__name__)
 _log.addFilter(RepeatFilter())
 
-_HTTP_STARTS = (b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO")  # the same as in Go
+# The first five bytes of a request without TLS. The same as in Go.
+_HTTP_STARTS = (b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO")
 _NOT_TLS = (
     b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"
     b"Connection: close\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
@@ -70,7 +71,7 @@ class LimitedServer:
         )
         self._limits = limits
         self._make_tls = make_tls
-        # Ordered by the last complete request.
+        # Ordered by the last complete request: the longest idle connection comes first.
         self._connections: dict[web.RequestHandler, _Connection] = {}
 
     async def serve(self, sockets: Sequence[socket]) -> None:
@@ -126,21 +127,31 @@ class LimitedServer:
             _reject_plain_http(accepted)
             return
 
-        with suppress(Exception):  # a failed handshake must not stop the server
-            tls = self._make_tls() if self._make_tls is not None else None
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: handler, accepted, ssl=tls, ssl_handshake_timeout=timeout if tls else None
-            )
+        loop = asyncio.get_running_loop()
+        # A failed handshake must not stop the server.
+        with suppress(Exception):
+            if self._make_tls is None:
+                await loop.connect_accepted_socket(lambda: handler, accepted)
+            else:
+                await loop.connect_accepted_socket(
+                    lambda: handler, accepted, ssl=self._make_tls(), ssl_handshake_timeout=timeout
+                )
 
     def _evict(self) -> bool:
         """Closes the longest idle connection, preferably one without any request.
 
         Returns False if none is idle.
         """
-        idle = [handler for handler, each in self._connections.items() if not each.is_answering]
+        idle = []
+        silent = []
+        for handler, connection in self._connections.items():
+            if not connection.is_answering:
+                idle.append(handler)
+                if not connection.has_requests:
+                    silent.append(handler)
+
         if not idle:
             return False
-        silent = [handler for handler in idle if not self._connections[handler].has_requests]
         longest = silent[0] if silent else idle[0]
         self._connections.pop(longest).close()
         return True
@@ -149,7 +160,8 @@ class LimitedServer:
     async def _track_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         connection = self._connections.pop(request.protocol, None)
         if connection is None:
-            raise web.HTTPServiceUnavailable  # the connection was evicted while the request arrived
+            # The connection was evicted while the request arrived.
+            raise web.HTTPServiceUnavailable
 
         self._connections[request.protocol] = connection
         connection.deadline = monotonic() + self._limits.write_seconds
@@ -176,9 +188,10 @@ async def _is_plain_http(accepted: socket) -> bool:
     loop.add_reader(accepted, has_bytes.set)
     try:
         await has_bytes.wait()
-        return accepted.recv(max(map(len, _HTTP_STARTS)), MSG_PEEK) in _HTTP_STARTS
+        return accepted.recv(5, MSG_PEEK) in _HTTP_STARTS
     except OSError:
-        return False  # the TLS handshake then fails too
+        # The TLS handshake then fails, too.
+        return False
     finally:
         loop.remove_reader(accepted)
 

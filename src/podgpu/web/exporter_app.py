@@ -130,7 +130,8 @@ def list_problems(agent: Agent) -> list[Note]:
             notes.append(Note(source.name, text))
 
     has_answer = any(source.up is not None for source in state.sources)
-    if has_answer and not notes and not state.gpus_visible and state.gpus_expected:
+    all_answer = has_answer and not notes
+    if all_answer and state.gpus_expected and not state.gpus_visible:
         text = (
             f"the PCI bus shows {state.gpus_expected} GPUs, but the driver shows none: "
             "run `podgpu doctor`"

@@ -135,17 +135,20 @@ class _NowRoutes:
 
     async def _find(self, query: GpuQuery | None) -> PublishedState:
         """Returns a state that contains the GPUs of the query, or the current one without it."""
-        if query is None or query.at is None:
-            published = await asyncio.to_thread(self.read_latest)
-            # A state with all nodes contains them already; the page selects them.
-            if query is None or self.past is None or published.state.totals_only is None:
-                return published
-        elif self.past is None:
-            raise UsageError("this server has no history")
+        if query is not None and query.at is not None:
+            if self.past is None:
+                raise UsageError("this server has no history")
+            return await self.past.find(query)
+
+        published = await asyncio.to_thread(self.read_latest)
+        # A state with all nodes contains them already; the page selects them.
+        has_all = published.state.totals_only is None
+        if query is None or self.past is None or has_all:
+            return published
         return await self.past.find(query)
 
     async def _find_selected(self, request: web.Request) -> PublishedState:
-        parse_time(request.query, "at", time.time())  # rejects the future
+        _reject_future(request, "at")
         query = parse_gpu_query(request.query)
         viewer = viewer_of(request)
         if not await viewer.sees_all():
@@ -171,7 +174,7 @@ class _NowRoutes:
 
     async def pod(self, request: web.Request) -> web.Response:
         namespace, name = _parse_pod(request)
-        cluster = request.query.get("cluster")
+        cluster = request.query.get("cluster")  # None for any cluster
         missing = f"pod {namespace}/{name} holds no GPU"
         await _check_visible(request, namespace, missing)
         published = await self._find(GpuQuery(cluster=cluster or "", ns=namespace, pod=name))
@@ -278,6 +281,11 @@ async def _check_selection(viewer: Viewer, query: GpuQuery | None) -> None:
         )
 
 
+def _reject_future(request: web.Request, parameter: str) -> None:
+    """Raises UsageError if the time is after now, or is no time."""
+    parse_time(request.query, parameter, time.time())
+
+
 def _parse_pod(request: web.Request) -> PodName:
     return request.match_info["namespace"], request.match_info["pod"]
 
@@ -338,11 +346,13 @@ def _api_route(path: str, handler: Handler) -> web.RouteDef:
         try:
             return await handler(request)
         except UsageError as error:
-            return json_error(400, str(error), error.facts)
+            return json_error(400, str(error), facts=error.facts)
         except _Missing as error:
             return json_error(404, str(error))
         except SourceError as error:
-            return json_error(503, f"the data cannot be read: {error}", **{"Retry-After": "15"})
+            return json_error(
+                503, f"the data cannot be read: {error}", headers={"Retry-After": "15"}
+            )
 
     return web.get(path, handle)
 
@@ -419,7 +429,7 @@ class _BillRoutes:
     past: Past
 
     async def range(self, order: Order, file_name: str, request: web.Request) -> web.StreamResponse:
-        parse_time(request.query, "from", time.time())  # rejects the future
+        _reject_future(request, "from")
         query = parse_range_query(request.query, order)
         query = query._replace(visible=await _find_visible(request, self.past, query))
         answer = await self.past.range(query)
@@ -434,7 +444,7 @@ class _BillRoutes:
         return await _csv_response(request, make, file_name, answer.simulated)
 
     async def costs(self, request: web.Request) -> web.StreamResponse:
-        parse_time(request.query, "from", time.time())
+        _reject_future(request, "from")
         query = parse_costs_query(request.query)
         visible = await _find_visible(request, self.past, widest_range(query, time.time()))
         query = query._replace(range=query.range._replace(visible=visible))
@@ -485,4 +495,4 @@ async def _unknown_path(request: web.Request) -> web.Response:
     if request.path.startswith("/api/v1/history/jobs/"):
         return json_error(404, "podgpu has no history of jobs with --prometheus: see their pods")
     message = f"there is no path {request.path}; docs/api.md lists the paths"
-    return json_error(404, message, {"reason": "no_path"})
+    return json_error(404, message, facts={"reason": "no_path"})

@@ -349,7 +349,7 @@ class LoginChecker:
 
     def __init__(self, compare: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
         self._compare = compare
-        self._right: set[bytes] = set()
+        self._valid: set[bytes] = set()
         self._salt = os.urandom(32)
         self._lock = asyncio.Lock()
 
@@ -358,28 +358,30 @@ class LoginChecker:
         # The cache key contains the hash, so that a changed password takes effect immediately.
         key = repr((user, hashed, password)).encode()
         login = hashlib.blake2b(key, key=self._salt).digest()
-        if login in self._right:
+        if login in self._valid:
             return True
 
         async with self._lock:
-            is_right = await asyncio.to_thread(self._is_equal, password, hashed.encode())
+            is_equal = await asyncio.to_thread(self._is_equal, password, hashed.encode())
 
-        if not is_right or user not in users:
+        if not is_equal or user not in users:
             return False
 
-        self._right.add(login)
+        self._valid.add(login)
         return True
 
     def _is_equal(self, password: bytes, hashed: bytes) -> bool:
         try:
             return self._compare(password[:_MAX_BCRYPT_BYTES], hashed)
-        except ValueError:  # for example, the password contains NUL
+        except ValueError:
+            # For example, the password contains NUL.
             return False
 
 
 def _make_dummy_hash(hashes: Iterable[str]) -> str:
     """Returns a hash for unknown users, so that the timing does not reveal which users exist."""
-    cost = max(value[4:6] for value in hashes)
+    # The two digits of `$2b$10$`. A higher cost takes longer.
+    cost = max(hashed[4:6] for hashed in hashes)
     return f"$2b${cost}${'.' * 53}"
 
 
@@ -435,7 +437,8 @@ def subject_names(certificate: dict[str, Any]) -> set[str]:
     Shortens IPv6 addresses, because OpenSSL writes ::1 as 0:0:0:0:0:0:0:1.
     """
     names = set()
-    for kind, value in certificate.get("subjectAltName", ()):
-        is_address = kind == "IP Address"
-        names.add(str(ipaddress.ip_address(value.strip())) if is_address else value)
+    for kind, name in certificate.get("subjectAltName", ()):
+        if kind == "IP Address":
+            name = str(ipaddress.ip_address(name.strip()))
+        names.add(name)
     return names

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import NamedTuple
 import aiohttp
 from google.protobuf.message import DecodeError
 
-from podgpu.clock import Clock, FaultLog
+from podgpu.clock import Clock, FaultLog, double_delay, spread_delay
 from podgpu.errors import Note, SourceError, one_line
 from podgpu.http_client import HttpClient, HttpResponse, open_session, parse_retry_after
 from podgpu.metrics import otlp_pb2 as pb
@@ -56,7 +55,7 @@ class PushSettings:
     interval: float = DEFAULT_INTERVAL
     compress: bool = True
     attributes: Mapping[str, str] = field(default_factory=dict)  # of the resource
-    kubernetes: bool = False  # whether the names of nodes are those of Kubernetes
+    kubernetes: bool = False  # True if the names of nodes are those of Kubernetes
 
 
 class OtlpPusher(Watch):
@@ -85,6 +84,7 @@ class OtlpPusher(Watch):
         if self._logs.receiver is not None:
             self._events += self._finder.find(nodes, self._clock.wall())
         asyncio.run(self._send(nodes))
+        self.pause = self._find_pause()
 
     async def _send(self, nodes: Sequence[PushedNode]) -> None:
         async with open_session() as session:
@@ -96,16 +96,11 @@ class OtlpPusher(Watch):
             return
         if await self._logs.post(session, b"".join(self._events)):
             self._events.clear()
-            self._logs.wait(0.0)
 
     async def _send_metrics(
         self, session: aiohttp.ClientSession, nodes: Sequence[PushedNode]
     ) -> None:
-        self.pause = _STEP
-        if self._metrics.receiver is None:
-            return
         if not self._metrics.is_due:
-            self.pause = self._find_pause()
             return
 
         settings = self._settings
@@ -118,10 +113,11 @@ class OtlpPusher(Watch):
                 return
 
         self._metrics.wait(_EMPTY_SECONDS if is_empty else settings.interval)
-        self.pause = self._find_pause()
 
     def _find_pause(self) -> float:
         """Returns the seconds until the next step, at most until metrics are due."""
+        if self._metrics.receiver is None:
+            return _STEP
         return min(_STEP, max(_LEAST_PAUSE, self._metrics.seconds_left))
 
 
@@ -197,12 +193,10 @@ class _Signal:
         return True
 
     def _retry(self, error: SourceError, retry_after: str) -> bool:
+        longest = double_delay(self._failures, _FIRST_RETRY, _MAX_RETRY)
         self._failures += 1
-        doubled = _FIRST_RETRY * 2.0 ** min(self._failures - 1, 10)
-        # Exporters that fail together must not retry together.
-        seconds = min(doubled, _MAX_RETRY) * random.uniform(0.5, 1.0)
         requested = parse_retry_after(retry_after, self._clock.wall())
-        self.wait(max(seconds, requested))
+        self.wait(max(spread_delay(longest), requested))
         self._report(error, "podgpu will retry")
         return False
 

@@ -70,8 +70,8 @@ def probe_routes(is_live: Probe, is_ready: Probe) -> list[web.RouteDef]:
     def handler(probe: Probe) -> Handler:
         async def handle(request: web.Request) -> web.Response:
             thread = request.app[_PROBE_THREAD]
-            good, text = await asyncio.get_running_loop().run_in_executor(thread, probe)
-            return web.Response(status=200 if good else 503, text=text)
+            succeeds, text = await asyncio.get_running_loop().run_in_executor(thread, probe)
+            return web.Response(status=200 if succeeds else 503, text=text)
 
         return handle
 
@@ -153,6 +153,7 @@ def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) 
     `headers` must contain the Content-Type.
     """
     sent = {"Vary": "Accept-Encoding", **headers}
+    # The header may list several ETags, weak or not. Ours is quoted, so it is in no other one.
     known = request.headers.get("If-None-Match", "")
     etag = sent.get("ETag")
     if etag is not None and etag.removeprefix("W/") in known:
@@ -168,12 +169,11 @@ def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) 
 def json_error(
     status: int,
     message: str,
-    facts: Mapping[str, str | float] | None = None,
-    /,
-    **headers: str,
+    facts: Mapping[str, str | float] = {},
+    headers: Mapping[str, str] = {},
 ) -> web.Response:
     """`facts`: further fields, for programs. The message is for people."""
-    body = json.dumps({"error": message, **(facts or {})}).encode()
+    body = json.dumps({"error": message, **facts}).encode()
     return web.Response(status=status, body=body, headers={**JSON_HEADERS, **headers})
 
 

@@ -207,7 +207,9 @@ class PrometheusClient:
         async with self._semaphore:
             if self._session is None:
                 self._session = open_session()
-            response = await self._http.send(self._session, "POST", path, form, "application/json")
+            response = await self._http.send(
+                self._session, "POST", path, form=form, accept="application/json"
+            )
 
         answer, result = self._decode(response)
         notes = self.notes + [_shorten(warning) for warning in answer.warnings]

@@ -32,13 +32,12 @@ from podgpu.http_client import (
     METRICS_TYPES,
     Access,
     HttpClient,
-    check_is_metrics,
     open_session,
 )
 from podgpu.metrics.adapter import NODE_LABELS, node_from_samples, samples_in
 from podgpu.metrics.conditions import RECOVERY
 from podgpu.metrics.fields import Meaning, meaning, names_of
-from podgpu.metrics.parse import BadExposition
+from podgpu.metrics.parse import BadExposition, check_is_metrics
 from podgpu.metrics.values import is_within_unit
 from podgpu.model import (
     DeviceState,

@@ -23,14 +23,19 @@ from podgpu.http_client import (
     METRICS_TYPES,
     Access,
     HttpClient,
-    check_is_metrics,
     redact_url,
     with_scheme,
 )
 from podgpu.metrics.adapter import node_from_samples, read_device_key
 from podgpu.metrics.fields import XID_NAME, Field, field_named, meaning
-from podgpu.metrics.parse import BadExposition, ParsedFamily, ParsedSample, parse_text
-from podgpu.metrics.values import Blank, converted, value_printed
+from podgpu.metrics.parse import (
+    BadExposition,
+    ParsedFamily,
+    ParsedSample,
+    check_is_metrics,
+    parse_text,
+)
+from podgpu.metrics.values import Blank, scale_number, value_printed
 from podgpu.model import (
     Device,
     DeviceState,
@@ -315,7 +320,7 @@ def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
     if value is None or isinstance(value, str):
         return value
     if known.factor != 1.0:
-        return converted(field, value, known.factor)
+        return scale_number(field, value, known.factor)
     if field.type == "int":
         return math.floor(value)
     return float(value)

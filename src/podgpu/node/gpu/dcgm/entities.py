@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, Unsupported
 from podgpu.metrics.fields import Field, fields
-from podgpu.metrics.values import Blank, converted, value_of, within_unit
+from podgpu.metrics.values import Blank, scale_number, value_of, within_unit
 from podgpu.model import Device, Value
 from podgpu.node.agent.device_selection import Selection
 from podgpu.node.gpu.dcgm import structs as s
@@ -388,7 +388,7 @@ class FieldWatch:
                 latest.errors.append("stale_data")
                 return
             if raw.fieldId != wanted.id and not isinstance(value, str):
-                value = converted(wanted, value, wanted.factor)
+                value = scale_number(wanted, value, wanted.factor)
             latest.values[entity][wanted.id] = value
 
     def _is_fresh(self, entity: Entity, raw: Any) -> bool:
