@@ -303,3 +303,22 @@ def test_range_equals_the_counters_of_the_metrics(lived_in: Node) -> None:
     }
     assert (wrong.status, json.loads(wrong.body)["error"]) == (400, "from=1 is not before to=0")
     assert future.status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "takes"),
+    [
+        ("/api/v1/view?namespace=a", "takes cluster, ns, pod, owner, node, model, gpu, state, q"),
+        ("/api/v1/pods/a/b?range=1h", "/api/v1/pods/a/b takes cluster"),
+        ("/api/v1/jobs?ns=a", "/api/v1/jobs takes no parameters"),
+    ],
+)
+def test_an_unknown_parameter_is_refused(client: Client, path: str, takes: str) -> None:
+    """Otherwise, the answer would be about all GPUs, and look like that of one namespace."""
+    answer = client.ask(path)
+    assert answer.status == 400
+    error = json.loads(answer.body)
+    name = path.split("?")[1].split("=")[0]
+    assert error["parameter"] == name
+    assert error["error"].startswith(f"unknown parameter '{name}': ")
+    assert takes in error["error"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,8 @@ CompleteGpu = Callable[[GpuResponse], Awaitable[GpuResponse]]
 _HTML_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/html; charset=utf-8"}
 _CSV_HEADERS = {**PAGE_HEADERS, "Content-Type": "text/csv; charset=utf-8"}
 _ASSET_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+_GPU_QUERY = GpuQuery.__struct_fields__
+_PERIOD = ("range", "from", "to")  # parameters
 _FOLDER = Path(__file__).parent / "page"
 _ASSETS = {file.name: file for file in _FOLDER.iterdir() if file.suffix in _ASSET_TYPES}
 
@@ -80,10 +82,10 @@ def page_routes(
     routes = [
         web.get("/", now.index),
         web.get("/page/{name}", now.asset),
-        _api_route("/api/v1/view", now.view),
+        _api_route("/api/v1/view", now.view, _GPU_QUERY),
         _api_route("/api/v1/gpus/{uuid}", now.gpu),
-        _api_route("/api/v1/pods", now.pods),
-        _api_route("/api/v1/pods/{namespace}/{pod}", now.pod),
+        _api_route("/api/v1/pods", now.pods, _GPU_QUERY),
+        _api_route("/api/v1/pods/{namespace}/{pod}", now.pod, ["cluster"]),
         _api_route("/api/v1/jobs", now.jobs),
         _api_route("/api/v1/jobs/{kind}/{namespace}/{name}", now.job),
     ]
@@ -100,18 +102,20 @@ def _list_past_routes(
 ) -> Iterator[web.RouteDef]:
     history = _HistoryRoutes(past, read_latest)
     yield _api_route("/api/v1/history", history.sparklines)
-    yield _api_route("/api/v1/history/gpus/{uuid}", history.gpu)
-    yield _api_route("/api/v1/history/pods/{namespace}/{pod}", history.pod)
+    yield _api_route("/api/v1/history/gpus/{uuid}", history.gpu, ["range", "instance"])
+    yield _api_route("/api/v1/history/pods/{namespace}/{pod}", history.pod, ["range", "cluster"])
     if past.has_summaries:
-        yield _api_route("/api/v1/history/jobs/{kind}/{namespace}/{name}", history.job)
+        yield _api_route("/api/v1/history/jobs/{kind}/{namespace}/{name}", history.job, ["range"])
         yield _api_route("/api/v1/summary/{namespace}/{pod}", history.summary)
 
     bills = _BillRoutes(past)
-    yield _api_route("/api/v1/savings", bills.savings)
-    yield _api_route("/api/v1/costs", bills.costs)
-    yield _api_route("/api/v1/range", partial(bills.range, "cost", "podgpu-cost"))
-    yield _api_route("/api/v1/waste", partial(bills.range, "wasted", "podgpu-waste"))
-    yield _api_route("/api/v1/events", history.events)
+    cost = partial(bills.range, "cost", "podgpu-cost")
+    waste = partial(bills.range, "wasted", "podgpu-waste")
+    yield _api_route("/api/v1/range", cost, [*_PERIOD, "by", "format"])
+    yield _api_route("/api/v1/waste", waste, [*_PERIOD, "by", "format"])
+    yield _api_route("/api/v1/costs", bills.costs, [*_PERIOD, "by", "step"])
+    yield _api_route("/api/v1/savings", bills.savings, ["range", "slowdown", "idle", "format"])
+    yield _api_route("/api/v1/events", history.events, ["range", "to", "gpu", "node", "pod"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,13 +341,14 @@ async def _response(
     return body_response(request, body, {**headers, "ETag": etag})
 
 
-def _api_route(path: str, handler: Handler) -> web.RouteDef:
+def _api_route(path: str, handler: Handler, parameters: Collection[str] = ()) -> web.RouteDef:
     """Answers with 400 if the query is invalid, with 404 if there is nothing to answer, or with 503
-    if the data cannot be read.
+    if the data cannot be read. `parameters`: those that a query may have.
     """
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
+            _check_parameters(request, parameters)
             return await handler(request)
         except UsageError as error:
             return json_error(400, str(error), facts=error.facts)
@@ -355,6 +360,17 @@ def _api_route(path: str, handler: Handler) -> web.RouteDef:
             )
 
     return web.get(path, handle)
+
+
+def _check_parameters(request: web.Request, known: Collection[str]) -> None:
+    """A misspelt parameter would be answered with figures that nobody asked for."""
+    for name in request.query:
+        if name not in known:
+            takes = f"takes {', '.join(known)}" if known else "takes no parameters"
+            raise UsageError(
+                f"unknown parameter {name[:60]!a}: {request.path[:100]} {takes}",
+                parameter=name[:60],
+            )
 
 
 # History
@@ -484,7 +500,7 @@ def _queue_route(read_queue: ReadQueue) -> web.RouteDef:
         answer = await asyncio.to_thread(make_queue, snapshot, query, visible)
         return await _json_response(request, answer)
 
-    return _api_route("/api/v1/queue", queue)
+    return _api_route("/api/v1/queue", queue, ["ns", "pod"])
 
 
 async def _unknown_path(request: web.Request) -> web.Response:
