@@ -25,6 +25,7 @@ from podgpu.model import Device, ProcessUsage, Value, device_key
 from podgpu.workers import DriverLock
 
 Key = TypeVar("Key", bound=Hashable)
+T = TypeVar("T")
 _UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_supported",
@@ -192,6 +193,20 @@ class CallGuard(Generic[Key]):
             yield
         except SourceError as e:
             self.add(e, keys)
+
+    def attempt(self, key: Key, call: Callable[[], T]) -> T | None:
+        """Returns the result of `call`. None if `key` is not supported, or if the call fails."""
+        if key not in self.unsupported:
+            with self.catch(key):
+                return call()
+        return None
+
+    def is_valid(self, key: Key, value: float, most: float) -> bool:
+        """Returns True if the value is between 0 and `most`. Otherwise records it as dropped."""
+        if 0 <= value <= most:
+            return True
+        self.dropped.append(key)
+        return False
 
     def add(self, error: SourceError, keys: Iterable[Key]) -> None:
         """Collects an error. `keys`: the values that could not be read.

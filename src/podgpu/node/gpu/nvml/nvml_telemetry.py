@@ -445,7 +445,7 @@ class NvmlGpu:
 
         energy = values[self.device].get(_ENERGY_FIELD)
         if isinstance(energy, int):
-            self.usage_reader.shared_energy = CounterReading(now, energy)
+            self.usage_reader.energy.shared = CounterReading(now, energy)
         if fields:
             self._read_slow_values(now)
         return GpuReading(
