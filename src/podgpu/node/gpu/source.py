@@ -15,8 +15,16 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 from podgpu.errors import SourceError, StartError, Unsupported
-from podgpu.metrics.fields import Field
-from podgpu.model import Device, DeviceUsage, ErrorEvent, GpuReading, Inventory, ProcessUsage
+from podgpu.metrics.fields import P2P, P2P_STATES, Field
+from podgpu.model import (
+    Detail,
+    Device,
+    DeviceUsage,
+    ErrorEvent,
+    GpuReading,
+    Inventory,
+    ProcessUsage,
+)
 
 # dcgm-exporter or podgpu computes the fields from this id on. DCGM does not have them.
 EXPORTER_FIELDS = 9000
@@ -41,6 +49,16 @@ class FieldGroup:
 
     fields: tuple[Field, ...]
     interval: float
+
+
+def list_peer_state(peer: int | None, state: int) -> list[Detail]:
+    """Returns the state of the NVLink connection to the GPU with the index `peer`.
+
+    Returns an empty list for a state that only newer drivers have.
+    """
+    if not 0 <= state < len(P2P_STATES):
+        return []
+    return [(P2P, {"link_status": P2P_STATES[state], "peer_gpu": str(peer)}, state)]
 
 
 class ErrorEvents:

@@ -22,9 +22,7 @@ from podgpu.metrics.fields import (
     DEVICE_LEVELS,
     HEALTH,
     HEALTH_FIELD,
-    P2P,
     P2P_FIELD,
-    P2P_STATES,
     XID_FIELD,
     Field,
     Recorded,
@@ -62,6 +60,7 @@ from podgpu.node.gpu.source import (
     ErrorEvents,
     FieldGroup,
     Telemetry,
+    list_peer_state,
 )
 
 _log = logging.getLogger(__name__)
@@ -569,9 +568,7 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | No
     for gpu in status.gpus[: status.numGpus]:
         peers: list[Detail] = []
         for peer_id in gpu_ids:
-            state = gpu.linkStatus[peer_id]
-            if peer_id != gpu.entityId and 0 <= state < len(P2P_STATES):
-                labels = {"link_status": P2P_STATES[state], "peer_gpu": str(peer_id)}
-                peers.append((P2P, labels, state))
+            if peer_id != gpu.entityId:
+                peers += list_peer_state(peer_id, gpu.linkStatus[peer_id])
         details[gpu.entityId] = peers
     return details

@@ -21,7 +21,7 @@ from typing import Any
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
-from podgpu.metrics.fields import P2P, P2P_FIELD, P2P_STATES, Field, detail_helps, fields
+from podgpu.metrics.fields import P2P_FIELD, Field, detail_helps, fields
 from podgpu.model import (
     Detail,
     Device,
@@ -47,7 +47,7 @@ from podgpu.node.gpu.nvml.driver import (
 )
 from podgpu.node.gpu.nvml.process_usage import CounterReading, UsageReader, UsageSettings
 from podgpu.node.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
-from podgpu.node.gpu.source import ErrorEvents, FindProcesses, find_no_processes
+from podgpu.node.gpu.source import ErrorEvents, FindProcesses, find_no_processes, list_peer_state
 
 _log = logging.getLogger(__name__)
 _MAX_PLANS = 64
@@ -308,8 +308,7 @@ class NvmlTelemetry:
             # The peer may be lost, which is no error of this GPU.
             with suppress(SourceError):
                 state = self._driver.call("nvmlDeviceGetP2PStatus", gpu.handle, peer.handle, index)
-                labels = {"link_status": P2P_STATES[state], "peer_gpu": str(peer.device.index)}
-                yield P2P, labels, state
+                yield from list_peer_state(peer.device.index, state)
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
         with self._hold(gpu) as state:
