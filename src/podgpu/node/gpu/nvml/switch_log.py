@@ -139,10 +139,9 @@ class ContextSwitchLog:
 
         start = self._get * RECORD.size
         end = put * RECORD.size
-        if start < end:
-            chunk = self._ring[start:end]
-        else:
-            # The records continue at the begin of the ring.
+        chunk = self._ring[start:end]
+        # The records continue at the begin of the ring.
+        if end < start:
             chunk = self._ring[start:] + self._ring[:end]
         self._get = put
         self._control(self._buffer, _UPDATE_GET, struct.pack("<II", put, 0))
