@@ -207,7 +207,7 @@ class DcgmConnection:
         """
         self._lock.open(self._connect)
 
-    def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
+    def close(self, wait: float, free: Callable[[], None]) -> bool:
         """Calls `free`, then disconnects.
 
         If another call does not return within `wait` seconds, leaves the connection open and

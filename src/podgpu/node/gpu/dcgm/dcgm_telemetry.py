@@ -226,7 +226,7 @@ class DcgmTelemetry:
             if layout is None:
                 return
             self._xids.read(watches.list_xid_watches(), layout)
-            ids = [gpu.entity.id for gpu in layout.gpus]
+            ids = [gpu.key.id for gpu in layout.gpus]
 
             details: dict[int, Details | None] = {}
             if watches.includes(HEALTH_FIELD):
@@ -250,7 +250,7 @@ class DcgmTelemetry:
             if by_gpu is None:
                 unsupported.append((gpu.uuid, field_id))
             else:
-                gpu_id = entities[0].entity.id
+                gpu_id = entities[0].key.id
                 details += by_gpu.get(gpu_id, ())
 
         links_up = sum(entity.kind == "LINK" for entity in entities)
@@ -270,8 +270,8 @@ class DcgmTelemetry:
     def _read_entities(self, entities: Sequence[DcgmEntity], fields: Sequence[Field]) -> GpuReading:
         group = self._find_group(fields)
         self._update_watches()
-        latest = LatestValues({entity.entity: {} for entity in entities})
-        by_kind = group_by_key((entity.kind, entity.entity) for entity in entities)
+        latest = LatestValues({entity.key: {} for entity in entities})
+        by_kind = group_by_key((entity.kind, entity.key) for entity in entities)
         for kind, of_kind in by_kind.items():
             watch = self._watches.find(kind, group)
             if watch is not None:
@@ -281,10 +281,10 @@ class DcgmTelemetry:
         readings: dict[Device, FieldValues] = {}
         others = []
         for entity in entities:
-            values = latest.values[entity.entity]
+            values = latest.values[entity.key]
             if entity.device is not None and entity.kind != "LINK":
                 device = self._companion.complete(entity.device)
-                keys[entity.entity] = device.key
+                keys[entity.key] = device.key
                 readings[device] = values
             elif values:
                 # Metrics do not distinguish the two kinds of links.
@@ -420,7 +420,7 @@ class _Watches:
         self, layout: NodeLayout, groups: Sequence[FieldGroup]
     ) -> dict[tuple[str, FieldGroup], FieldWatch]:
         watches = {}
-        by_kind = group_by_key((entity.kind, entity.entity) for entity in layout.entities)
+        by_kind = group_by_key((entity.kind, entity.key) for entity in layout.entities)
         for kind, entities in by_kind.items():
             selected = {group: _select_fields(group.fields, kind) for group in groups}
             if kind in _XID_KINDS:
@@ -465,21 +465,21 @@ def _has_field(kind: str, wanted: Field) -> bool:
 # XIDs
 
 
+@dataclass(slots=True)
 class _XidReader:
     """Reads XIDs from the samples that the engine has kept since the last reading."""
 
-    def __init__(self, connection: DcgmConnection) -> None:
-        self._connection = connection
-        self.events = ErrorEvents()
-        self._last: dict[Entity, int] = {}  # time of the last XID of each entity in microseconds
-        self._is_first = True
+    _connection: DcgmConnection
+    events: ErrorEvents = field(default_factory=ErrorEvents)
+    _last: dict[Entity, int] = field(default_factory=dict)  # time of the last XID in microseconds
+    _is_first: bool = True
 
     def read(self, watches: Sequence[FieldWatch], layout: NodeLayout) -> None:
         """Adds the XIDs since the last call to `events`. The first call only skips old XIDs."""
         keys = {}
         for entity in layout.entities:
             if entity.device is not None and entity.kind in _XID_KINDS:
-                keys[entity.entity] = entity.device.key
+                keys[entity.key] = entity.device.key
 
         for timestamp, source, xid in sorted(self._read_samples(watches)):
             if timestamp <= self._last.get(source, 0):

@@ -52,7 +52,7 @@ class DcgmEntity:
     # `Field.level` of its fields, or SWITCH_LINK. Links of switches and links of GPUs have
     # different fields.
     kind: str
-    entity: Entity
+    key: Entity
     # The GPU or MIG instance to which the entity belongs. None for switches and CPUs.
     device: Device | None = None
     labels: dict[str, str] = field(default_factory=dict)  # labels of a link, switch, CPU or core

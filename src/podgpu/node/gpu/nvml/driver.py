@@ -89,7 +89,7 @@ class NvmlDriver:
         """Initializes NVML, unless it is open. Raises DriverGone or VersionMismatch."""
         self._lock.open(partial(self.call, "nvmlInit"))
 
-    def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
+    def close(self, wait: float, free: Callable[[], None]) -> bool:
         """Calls `free`, then shuts NVML down.
 
         If another call does not return within `wait` seconds, leaves NVML open and returns False.

@@ -89,17 +89,17 @@ def _open_in_thread(driver: NvmlDriver, index: int, results: SimpleQueue[_OpenRe
         results.put((index, e))
 
 
+@dataclass(slots=True)
 class GpuOpener:
     """Opens each GPU in its own thread, so that a GPU that hangs does not delay the others."""
 
-    def __init__(self, driver: NvmlDriver, clock: Callable[[], float]) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._results: SimpleQueue[_OpenResult] = SimpleQueue()
-        # Indices of the GPUs that are being opened, and when this began.
-        self._pending: dict[int, float] = {}
-        # Indices of the GPUs that could not be opened, and why.
-        self.errors: dict[int, SourceError | StartError] = {}
+    _driver: NvmlDriver
+    _clock: Callable[[], float]
+    _results: SimpleQueue[_OpenResult] = field(default_factory=SimpleQueue)
+    # Indices of the GPUs that are being opened, and when this began.
+    _pending: dict[int, float] = field(default_factory=dict)
+    # Indices of the GPUs that could not be opened, and why.
+    errors: dict[int, SourceError | StartError] = field(default_factory=dict)
 
     def open(self, indices: Iterable[int], quiet: float) -> Iterator[DeviceHandle]:
         """Opens these GPUs, unless they are pending. Also yields GPUs that were pending before.

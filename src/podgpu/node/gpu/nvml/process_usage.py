@@ -117,27 +117,20 @@ class CounterReading(NamedTuple):
     energy_mj: int
 
 
+@dataclass(slots=True)
 class EnergyReader:
     """Reads the power and the energy of one GPU, see `UsageReader`."""
 
-    def __init__(
-        self,
-        driver: NvmlDriver,
-        handle: Any,
-        guard: CallGuard[str],
-        clock: Callable[[], float],
-    ) -> None:
-        self._driver = driver
-        self._handle = handle
-        self._guard = guard
-        self._clock = clock
-        self._phase = FirmwarePhase()
-
-        self.shared: CounterReading | None = None  # last reading of the telemetry loop
-        self._last: CounterReading | None = None
-        # True if the energy between the last two readings of the counter is known.
-        self._is_known = False
-        self._pids: Collection[int] | None = None  # of the last call of `read`; None if unknown
+    _driver: NvmlDriver
+    _handle: Any
+    _guard: CallGuard[str]
+    _clock: Callable[[], float]
+    _phase: FirmwarePhase = field(default_factory=FirmwarePhase)
+    shared: CounterReading | None = None  # last reading of the telemetry loop
+    _last: CounterReading | None = None
+    # True if the energy between the last two readings of the counter is known.
+    _is_known: bool = False
+    _pids: Collection[int] | None = None  # of the last call of `read`; None if unknown
 
     def continue_after(self, previous: EnergyReader) -> None:
         self._last = previous._last

@@ -14,7 +14,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -89,13 +90,13 @@ The records use memory.
 """
 
 
+@dataclass(slots=True)
 class _GpuClock:
     """Converts between Unix time in seconds and the GPU's clock in nanoseconds."""
 
-    def __init__(self, log: SwitchLog, wall: Callable[[], float]) -> None:
-        self._log = log
-        self._wall = wall
-        self._offset = 0  # nanoseconds from Unix time to the GPU's clock
+    _log: SwitchLog
+    _wall: Callable[[], float]
+    _offset: int = 0  # nanoseconds from Unix time to the GPU's clock
 
     def read(self) -> int:
         """Returns the GPU's time. Corrects the conversion, because the clocks drift apart."""
@@ -112,26 +113,19 @@ class _GpuClock:
         return (gpu_time - self._offset) / 1e9
 
 
+@dataclass(slots=True)
 class _BusySampler:
     """Samples whether the engine is busy."""
 
-    def __init__(
-        self,
-        log: SwitchLog,
-        wall: Callable[[], float],
-        no_samples_reason: str,
-        limit: str,
-        needs_samples: bool,
-    ) -> None:
-        """See `SwitchListener`."""
-        self._log = log
-        self._wall = wall
-        self._needs_samples = needs_samples
-        self.no_samples_reason = no_samples_reason
-        self.limit = limit
-        # True while no samples are taken, because all contexts were busy all the time.
-        self.is_paused = False
-        self.samples: list[BusySample] = []
+    _log: SwitchLog
+    _wall: Callable[[], float]
+    # For these, see `SwitchListener`.
+    no_samples_reason: str
+    limit: str
+    _needs_samples: bool
+    # True while no samples are taken, because all contexts were busy all the time.
+    is_paused: bool = False
+    samples: list[BusySample] = field(default_factory=list)
 
     def take(self, clock: _GpuClock) -> None:
         if self.no_samples_reason or self.is_paused:
@@ -158,17 +152,17 @@ class _BusySampler:
         return samples
 
 
+@dataclass(slots=True)
 class _NamedProcesses:
     """Looks up processes when the log first names them, unless the driver lists them."""
 
-    def __init__(self) -> None:
-        self.listed: frozenset[int] = frozenset()  # pids that the driver lists
-        self.find: FindProcesses = find_no_processes
-        # When the log last named each process, by pid.
-        self._mentioned_at: dict[int, float] = {}
-        # Pids of processes that the driver did not list, but that `find` found.
-        self.existing: set[int] = set()
-        self.new_at = float("-inf")  # when the log last named a new process
+    listed: frozenset[int] = frozenset()  # pids that the driver lists
+    find: FindProcesses = find_no_processes
+    # When the log last named each process, by pid.
+    _mentioned_at: dict[int, float] = field(default_factory=dict)
+    # Pids of processes that the driver did not list, but that `find` found.
+    existing: set[int] = field(default_factory=set)
+    new_at: float = float("-inf")  # when the log last named a new process
 
     def look_up(self, named: set[int], now: float) -> None:
         """`named`: pids in the new part of the log."""
@@ -184,15 +178,16 @@ class _NamedProcesses:
                 self.existing.discard(pid)
 
 
+@dataclass(slots=True)
 class _Timelines:
     """The switches of each engine of one GPU since the last window."""
 
-    def __init__(self, began: int, costs: SwitchCosts) -> None:
-        self._began = began
-        self._costs = costs
-        self._records = RecordDecoder()
-        self._timelines: dict[int, Timeline] = {}  # by MIG instance, or WHOLE_GPU
-        self._compute_instances: dict[int, int] = {}  # the only one, by MIG instance
+    _began: int
+    _costs: SwitchCosts
+    _records: RecordDecoder = field(default_factory=RecordDecoder)
+    _timelines: dict[int, Timeline] = field(default_factory=dict)  # by MIG instance, or WHOLE_GPU
+    # The only one, by MIG instance.
+    _compute_instances: dict[int, int] = field(default_factory=dict)
 
     def add(self, chunk: bytes) -> set[int]:
         """Adds a part of the log. Returns the pids in it."""
@@ -506,14 +501,15 @@ class _WindowError(SwitchLogError):
     """The log cannot be used for the current window. The log stays open for later windows."""
 
 
+@dataclass(slots=True)
 class _OpenLog:
     """The open log of one GPU, and what was learnt from it."""
 
-    def __init__(self, listener: SwitchListener) -> None:
-        self.listener = listener
-        self.waits: defaultdict[str, WaitEstimator] = defaultdict(WaitEstimator)  # by device key
-        self._model = BusyShareModel()
-        self._saturated_ns = 0  # how long contexts have been completely busy
+    listener: SwitchListener
+    # Estimators by device key.
+    waits: dict[str, WaitEstimator] = field(default_factory=partial(defaultdict, WaitEstimator))
+    _model: BusyShareModel = field(default_factory=BusyShareModel)
+    _saturated_ns: int = 0  # how long contexts have been completely busy
 
     def divide(
         self, residency: Residency, worked: int, samples: Sequence[BusySample]
@@ -533,22 +529,20 @@ class _OpenLog:
         self.listener.sampler.is_paused = self._saturated_ns > _SATURATED_NS
 
 
+@dataclass(slots=True)
 class _LogReport:
     """Reports whether the log of one GPU can be used: in the status, the metrics and podgpu's log.
 
     Logs each reason once, until the log has been used for some time without a failure.
     """
 
-    def __init__(self, clock: Callable[[], float], is_auto: bool) -> None:
-        """`is_auto`: if the log cannot be used, this is no failure of a source."""
-        self._clock = clock
-        self._is_auto = is_auto
-        self.name = ""  # of the GPU
-        self.status = SwitchStatus()
-        self.limit = ""  # `DeviceTotals.method_limit`
-
-        self._logged: set[str] = set()  # reasons
-        self._failed_at = float("-inf")
+    _clock: Callable[[], float]
+    _is_auto: bool  # if True, it is no failure of a source that the log cannot be used
+    name: str = ""  # of the GPU
+    status: SwitchStatus = field(default_factory=SwitchStatus)
+    limit: str = ""  # `DeviceTotals.method_limit`
+    _logged: set[str] = field(default_factory=set)  # reasons
+    _failed_at: float = float("-inf")
 
     def succeed(self, limit: str) -> None:
         self.status = SwitchStatus(self.status.errors)
