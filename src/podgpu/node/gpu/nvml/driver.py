@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -271,22 +272,19 @@ def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
 
 def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
     """Returns the MIG instances of a GPU."""
-    instances: dict[int, DeviceHandle] = {}
+    # An instance may have several MIG devices.
+    by_instance: defaultdict[int, list[Any]] = defaultdict(list)
     for mig in _list_mig_devices(driver, gpu):
-        gi_id = driver.call("nvmlDeviceGetGpuInstanceId", mig)
-        uuid = driver.call("nvmlDeviceGetUUID", mig)
+        by_instance[driver.call("nvmlDeviceGetGpuInstanceId", mig)].append(mig)
 
-        instance = instances.get(gi_id)
-        if instance is None:
-            profile = _parse_profile(driver.call("nvmlDeviceGetName", mig))
-            device = replace(gpu.device, gi_id=gi_id, profile=profile, mig_uuids=(uuid,))
-            instances[gi_id] = DeviceHandle(device, mig)
-        else:
-            # An instance may have several MIG devices.
-            mig_uuids = (*instance.device.mig_uuids, uuid)
-            device = replace(instance.device, mig_uuids=mig_uuids)
-            instances[gi_id] = replace(instance, device=device)
-    return [instances[gi_id] for gi_id in sorted(instances)]
+    instances = []
+    for gi_id in sorted(by_instance):
+        migs = by_instance[gi_id]
+        profile = _parse_profile(driver.call("nvmlDeviceGetName", migs[0]))
+        uuids = [driver.call("nvmlDeviceGetUUID", mig) for mig in migs]
+        device = replace(gpu.device, gi_id=gi_id, profile=profile, mig_uuids=tuple(uuids))
+        instances.append(DeviceHandle(device, migs[0]))
+    return instances
 
 
 def _list_mig_devices(driver: NvmlDriver, gpu: DeviceHandle) -> Iterator[Any]:

@@ -97,7 +97,7 @@ class GpuOpener:
     _clock: Callable[[], float]
     _results: SimpleQueue[_OpenResult] = field(default_factory=SimpleQueue)
     # Indices of the GPUs that are being opened, and when this began.
-    _pending: dict[int, float] = field(default_factory=dict)
+    pending: dict[int, float] = field(default_factory=dict)
     # Indices of the GPUs that could not be opened, and why.
     errors: dict[int, SourceError | StartError] = field(default_factory=dict)
 
@@ -107,17 +107,17 @@ class GpuOpener:
         Waits until all new GPUs are open, or until no other GPU was opened for `quiet` seconds. The
         next call yields slower GPUs.
         """
-        new = [index for index in indices if index not in self._pending]
+        new = [index for index in indices if index not in self.pending]
         for index in new:
-            self._pending[index] = self._clock()
+            self.pending[index] = self._clock()
             target = partial(_open_in_thread, self._driver, index, self._results)
             threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
 
         began = time.monotonic()
-        while self._pending:
+        while self.pending:
             # GPUs that are pending for longer may hang, so they are not waited for.
             wait = 0.0
-            if any(index in self._pending for index in new):
+            if any(index in self.pending for index in new):
                 wait = min(quiet, began + _MAX_WAIT_SECONDS - time.monotonic())
             try:
                 index, result = self._results.get(timeout=max(0.0, wait))
@@ -127,21 +127,18 @@ class GpuOpener:
             # If opening takes long, so may opening the next one.
             elapsed = time.monotonic() - began
             quiet = max(_QUIET_SECONDS, 1.5 * elapsed)
-            del self._pending[index]
+            del self.pending[index]
             self.errors.pop(index, None)
             if isinstance(result, DeviceHandle):
                 yield result
             else:
                 self.errors[index] = result
 
-    def list_pending(self) -> frozenset[int]:
-        return frozenset(self._pending)
-
     def explain_missing(self) -> dict[int, str]:
         """Returns the indices of the GPUs that are not open, and why."""
         reasons = {index: str(error) for index, error in self.errors.items()}
         now = self._clock()
-        for index, began in self._pending.items():
+        for index, began in self.pending.items():
             seconds = now - began
             reasons[index] = f"the driver has not answered for {seconds:.0f} s"
         return reasons
@@ -215,7 +212,7 @@ class NvmlTelemetry:
     def _make_inventory(self) -> Inventory:
         gpus = [gpu.device for gpu in self._gpus.values()]
         gpus.sort(key=lambda device: device.index or 0)
-        hung = self._opener.list_pending()
+        hung = frozenset(self._opener.pending)
         return Inventory(tuple(gpus), self._opener.explain_missing(), hung)
 
     def _open_gpus(self) -> None:
