@@ -126,7 +126,7 @@ class ContainerFinder:
 def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
     """Returns the containers (`uid` and `container_id`) of all processes.
 
-    Returns None if a process cannot be read.
+    Returns None if a process cannot be read, or outside the host's PID namespace.
     """
     if not in_host_pid_namespace(proc):
         return None

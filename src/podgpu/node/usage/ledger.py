@@ -239,8 +239,7 @@ class OwnedUsage:
 
         if usage.process_busy_ns is None:
             # Busy time is attributed only if one holder owns all processes.
-            owners = self.owners | self.holders.keys()
-            is_alone = len(owners) == len(self.holders) == 1
+            is_alone = len(self.holders) == 1 and self.owners <= self.holders.keys()
             if total is None or not is_alone:
                 return Division(total)
             return Division(total, dict.fromkeys(self.holders, total))
@@ -253,9 +252,12 @@ class OwnedUsage:
             scaled = divide_exactly(usage.window_ns, {**parts, None: others})
             return Division(usage.window_ns, {workload: scaled[workload] for workload in parts})
 
+        # The total is at least the sum of its parts.
         if total is None or measured > total:
             return Division(measured, parts)
 
+        # The log of context switches also has processes that have ended. If a process has no busy
+        # time, the difference may belong to it.
         if ended_owner in parts and usage.method == "samples" and self._is_all_reported():
             parts[ended_owner] += total - measured
         return Division(total, parts)

@@ -251,6 +251,7 @@ def _find_active_links(owners: Sequence[Any]) -> dict[int, list[int]]:
 def _read_switches(
     connection: DcgmConnection, selection: Selection, links: Mapping[int, Sequence[int]]
 ) -> Iterator[DcgmEntity]:
+    """Yields the selected switches and links, see `read_layout`. `links`: by switch."""
     ids = (c_uint32 * _MAX_SWITCHES)()
     count = c_int(_MAX_SWITCHES)
     if not connection.try_call(
@@ -269,6 +270,7 @@ def _read_switches(
 
 
 def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[DcgmEntity]:
+    """Yields the selected CPUs and cores, see `read_layout`."""
     hierarchy = s.make_struct(s.CpuHierarchy)
     if not connection.try_call("dcgmGetCpuHierarchy", byref(hierarchy)):
         return

@@ -58,7 +58,10 @@ class KernelXid(NamedTuple):
 
 
 def parse_xid(text: str, at: float) -> KernelXid | None:
-    """Parses the text of a record. Returns None if it is no XID with a process."""
+    """Parses the text of a record. Returns None if it is no XID with a process.
+
+    `at`: see `KernelXid`.
+    """
     match = _XID.match(text)
     if match is None:
         return None

@@ -114,11 +114,12 @@ class GpuOpener:
             threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
 
         began = time.monotonic()
+        deadline = began + _MAX_WAIT_SECONDS
         while self.pending:
             # GPUs that are pending for longer may hang, so they are not waited for.
             wait = 0.0
             if any(index in self.pending for index in new):
-                wait = min(quiet, began + _MAX_WAIT_SECONDS - time.monotonic())
+                wait = min(quiet, deadline - time.monotonic())
             try:
                 index, result = self._results.get(timeout=max(0.0, wait))
             except Empty:

@@ -468,6 +468,7 @@ class UsageReader:
             raise
 
     def _compute_busy(self, samples: list[Any] | None, window_ns: int) -> int | None:
+        """Returns the busy time in the window. `samples`: not empty; None if not read."""
         if samples is not None:
             percents = [int(sample.sampleValue.uiVal) for sample in samples]
             are_valid = [self._guard.is_valid(_SAMPLES, percent, 100) for percent in percents]

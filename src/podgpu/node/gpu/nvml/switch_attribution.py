@@ -586,7 +586,7 @@ def _list_sampled_parts(
 ) -> Iterator[tuple[Period, int, int, bool]]:
     """Splits long periods into intervals around their samples.
 
-    Yields period, begin, end and the sample's value. An interval extends equally far before and
+    Yields period, begin, end and the sample's value. An interval may extend equally far before and
     after its sample, so that the mean is unbiased.
     """
     ordered = sorted(samples)

@@ -157,10 +157,12 @@ class ContextSwitchLog:
 
         Without CAP_SYS_ADMIN, each call writes a line to the kernel log.
         """
+        # The request has the number of operations, and the address of the only one.
         operation = ctypes.create_string_buffer(struct.pack("<12xI16x", _BUSY_REGISTER))
-        operations = struct.pack("<20xIQ16x", 1, ctypes.addressof(operation))
-        self._control(self._subdevice, _READ_REGISTERS, operations)
+        request = struct.pack("<20xIQ16x", 1, ctypes.addressof(operation))
+        self._control(self._subdevice, _READ_REGISTERS, request)
 
+        # The kernel writes its answer into the operation.
         status = operation.raw[2]
         (value,) = struct.unpack_from("<I", operation.raw, 20)
 

@@ -259,60 +259,62 @@ class WaitEstimator:
 
         # Position of each process's last period.
         last: dict[int, int] = {}
-        # Earliest period in which a process that has not run since can have begun to wait.
+        # Position of the earliest period in which a process that has not run since can have begun
+        # to wait.
         earliest = -1
-        # The last period that ended with idle time.
-        idle = -1
+        # Position of the last period that ended with idle time.
+        last_idle = -1
 
         for position, (pid, began, _, until) in enumerate(periods):
-            before = last.get(pid, -1)
+            previous = last.get(pid, -1)
             last[pid] = position
             if position >= first_new and pid != KERNEL_PID:
                 waits = waits_by_pid[pid]
                 waits.periods += 1
                 # It waits only if others ran since its last period.
-                if -1 < before < position - 1:
+                if -1 < previous < position - 1:
                     end = began - lead
                     wait = self._estimate_wait(
-                        periods, before, position, end, earliest, idle, busy_shares
+                        periods, previous, position, end, earliest, last_idle, busy_shares
                     )
                     waits.add(wait, end, periods[wait.first : position])
                     # The process may also have waited while its context was restored.
                     waits.most += lead
                     self.intervals.append((end - wait.estimate, end, pid))
 
-            # By round-robin, every process that waited at `before` has run since.
-            if earliest <= before:
-                earliest = before + 1
+            # By round-robin, every process that waited at `previous` has run since.
+            if earliest <= previous:
+                earliest = previous + 1
             # Others can have begun to wait only during the last slice of this period.
             length = until - began
             if length > longest:
                 earliest = position
+            # Without `idle_from`, no period ended with idle time.
             if idle_from and length > idle_from.get(pid, longest):
-                idle = position
+                last_idle = position
         return waits_by_pid
 
     def _estimate_wait(
         self,
         periods: Sequence[Period],
-        before: int,
+        previous: int,
         position: int,
         end: int,
         earliest: int,
-        idle: int,
+        last_idle: int,
         busy_shares: Mapping[int, float],
     ) -> _Wait:
-        """Estimates how long a process waited between its periods at `before` and `position`.
+        """Estimates how long a process waited between its periods at `previous` and `position`.
 
-        `end`: end of the wait. `earliest`, `idle`: see `_find_waits`.
+        `end`: end of the wait. `earliest`, `last_idle`: see `_find_waits`.
         """
         # At most, it has waited since the end of its last period.
-        _, began, _, until = periods[before]
-        first = before + 1
+        _, began, _, until = periods[previous]
+        first = previous + 1
         estimate = end - until
         most = estimate
 
-        if earliest > before:
+        if earliest > previous:
             # The work arrived during the period `earliest`.
             first = earliest
             runner, began, _, until = periods[first]
@@ -328,12 +330,12 @@ class WaitEstimator:
             # It was preempted, and may also have waited while its own context was saved.
             return _Wait(first, estimate, estimate, most + MAX_SAVE_NS)
 
-        if idle >= first:
+        if last_idle >= first:
             # The work arrived in the middle of the period after the idle one. If there is none, it
             # arrived at the end of the idle period.
-            first = min(idle + 1, position - 1)
+            first = min(last_idle + 1, position - 1)
             _, began, _, until = periods[first]
-            within = 0 if first == idle else (until - began) // 2
+            within = 0 if first == last_idle else (until - began) // 2
             estimate = min(estimate, end - until + within)
         return _Wait(first, estimate, 0, most)
 
