@@ -186,16 +186,19 @@ class _Timelines:
     _costs: SwitchCosts
     _records: RecordDecoder = field(default_factory=RecordDecoder)
     _timelines: dict[int, Timeline] = field(default_factory=dict)  # by MIG instance, or WHOLE_GPU
-    # The only one, by MIG instance.
+    # The first one in the log, by MIG instance.
     _compute_instances: dict[int, int] = field(default_factory=dict)
 
     def add(self, chunk: bytes) -> set[int]:
         """Adds a part of the log. Returns the pids in it."""
         named: set[int] = set()
         for instance, compute_instance, times, pids in self._records.decode(chunk):
+            # `~pid` means that it was saved.
             named.update(pid if pid >= 0 else ~pid for pid in set(pids))
             self.find(instance).add(times, pids)
-            if self._compute_instances.setdefault(instance, compute_instance) != compute_instance:
+
+            first = self._compute_instances.setdefault(instance, compute_instance)
+            if first != compute_instance:
                 raise SwitchLogError(
                     "several_compute_instances",
                     f"GPU instance {instance} runs several compute instances at once, "
@@ -681,6 +684,7 @@ class BusyTimeSplitter:
         if log is None or until is None or not usage.window_ns:
             return usage
 
+        # A window is taken even if it cannot be used, so that the next one begins at its end.
         listener = log.listener
         try:
             residency, samples = listener.take_window(until, usage.device.gi_id)
