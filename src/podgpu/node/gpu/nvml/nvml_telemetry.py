@@ -368,9 +368,9 @@ class NvmlTelemetry:
         """
         device = gpu.device
         with gpu.handle_lock:
-            current = self._gpus.get(device.uuid)
             # Another worker may have just reopened the GPU.
-            if current is not gpu and current is not None:
+            current = self._gpus[device.uuid]
+            if current is not gpu:
                 return current
 
             with suppress(SourceError):

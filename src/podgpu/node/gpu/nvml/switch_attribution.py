@@ -614,6 +614,7 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
     instead of 3.7 points).
     """
     lengths = residency.lengths
+    # Without samples, all processes are assumed to be equally busy.
     share = min(1.0, max(0, busy) / max(1, sum(lengths)))
     saving = _compute_saving(residency, lambda _pid, _age: share)
     worked = max(0, busy - sum(saving.values()))
@@ -622,6 +623,7 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
     estimates: dict[int, int] = {}
     for pid, _, since, until in residency.periods:
         length = until - since
+        # Faster than `min`.
         if length > level:
             length = level
         estimates[pid] = estimates.get(pid, 0) + length

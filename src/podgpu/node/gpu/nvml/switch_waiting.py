@@ -77,7 +77,10 @@ def detect_slice(residency: Residency, worked: int) -> int | None:
 
 
 def _find_longest_mode(lengths: Sequence[int], worked: int) -> list[int]:
-    """Returns the periods of the longest frequent length, or an empty list."""
+    """Returns the periods of the longest frequent length, or an empty list.
+
+    Skips a length if its periods contain idle time, because together they exceed `worked`.
+    """
     bins: defaultdict[int, list[int]] = defaultdict(list)
     for before, length in pairwise(lengths):
         if length >= _MIN_SLICE_NS and abs(length - before) < length * _CUT_TOLERANCE:
