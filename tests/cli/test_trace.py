@@ -138,7 +138,7 @@ def test_a_recorded_log_becomes_a_valid_trace() -> None:
 
 def open_recording(driver: FaultyNvml, folder: Path, open_log: Any) -> Recording:
     SimulatedProc(folder / "proc").add(101, "0::/user.slice\n", "trainer")
-    (folder / "proc" / "101" / "status").write_text("Uid:\t1000\n")
+    (folder / "proc" / "101" / "status").write_text("Uid:\t1000\t1000\n")
     telemetry = NvmlTelemetry(driver, switch_logs=SwitchLogFactory("exact", open_log, lambda: True))
     (gpu,) = telemetry.inventory().gpus
     return Recording(

@@ -108,6 +108,12 @@ def test_readings_leave_the_time_when_the_firmware_is_busy(
     assert len(set(delays[10:])) == 1, "the delay does not change any more"
 
 
+def test_an_nvlink_state_of_a_newer_driver_is_omitted() -> None:
+    bench = NvmlBench("2xH100")
+    bench.faults.answer("nvmlDeviceGetP2PStatus", 7, gpu=0)
+    assert bench.read(0, (fields()[9004],)).details == ()
+
+
 def test_a_lost_peer_does_not_matter_for_nvlink_states() -> None:
     bench = NvmlBench("3xH100")
     p2p = (fields()[9004],)

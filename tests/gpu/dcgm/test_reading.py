@@ -70,6 +70,23 @@ def test_a_late_reading_of_earlier_counters_keeps_the_watches(bench: Bench) -> N
     assert bench.double.told("field_groups_made") == made
 
 
+def test_watches_that_could_not_be_replaced_are_made_again(bench: Bench) -> None:
+    known = fields()
+    before = FieldGroup((known[TEMP],), 2.0)
+    after = FieldGroup((known[UTIL],), 2.0)
+    gpu = bench.telemetry.inventory().gpus[0]
+    bench.telemetry.schedule((before,))
+    bench.telemetry.read(gpu, before.fields)
+
+    bench.double.call("refuse", UTIL, -49)
+    bench.telemetry.schedule((after,))
+    with pytest.raises(SourceError, match="insufficient resources"):
+        bench.telemetry.read(gpu, after.fields)
+
+    bench.telemetry.schedule((before,))
+    assert of_gpu(bench.telemetry.read(gpu, before.fields)) == {TEMP: 40}
+
+
 def test_two_hundred_fields_go_into_several_groups(bench: Bench) -> None:
     some = [
         f

@@ -251,7 +251,7 @@ class SimulatedProc:
         (folder / "stat").write_text(stat)
         (folder / "cgroup").write_text(cgroup)
         if environment:
-            (folder / "status").write_text("Uid:\t4000000000\n")
+            (folder / "status").write_text("Uid:\t4000000000\t4000000000\n")
             (folder / "environ").write_text(environment)
 
     def remove(self, pid: int) -> None:

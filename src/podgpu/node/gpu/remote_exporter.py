@@ -27,7 +27,7 @@ from podgpu.http_client import (
     with_scheme,
 )
 from podgpu.metrics.adapter import node_from_samples, read_device_key
-from podgpu.metrics.fields import XID_NAME, Field, field_named, meaning
+from podgpu.metrics.fields import XID_NAME, Field, field_named, fields
 from podgpu.metrics.parse import (
     BadExposition,
     ParsedFamily,
@@ -47,11 +47,16 @@ from podgpu.model import (
 )
 from podgpu.node.gpu.source import EXPORTER_FIELDS, CompanionDriver, ErrorEvents, Telemetry
 
-_MAX_AGE = 300.0  # maximum age of a file in seconds
+# Labels of samples that do not belong to a GPU or MIG instance.
 _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 
 
 # Text
+
+_MAX_AGE = 300.0  # maximum age of a file in seconds
+_PATH = re.compile(r"\.{0,2}/(?!/)")  # /…, ./… or ../…
+# USER:PASSWORD@HOST. The @ may be escaped, or the full-width one, which HTTP clients also accept.
+_LOGIN = re.compile(r":.*(?:@|%40|\uff20)", re.DOTALL)
 
 
 class UrlExposition:
@@ -62,7 +67,7 @@ class UrlExposition:
         self._client = HttpClient(
             url, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES, default_path="/metrics"
         )
-        self.shown = self._client.shown
+        self.shown = self._client.shown  # name of the source in messages
 
     def fetch(self) -> bytes:
         body = self._client.get_blocking(accept=METRICS_TYPES)
@@ -72,7 +77,7 @@ class UrlExposition:
 
 class FileExposition:
     def __init__(self, path: str) -> None:
-        self.shown = path
+        self.shown = path  # name of the source in messages
         self.path = path
 
     def fetch(self) -> bytes:
@@ -106,11 +111,12 @@ def open_exposition_source(
     """
     scheme, separator, _ = place.partition("://")
     is_url = separator and scheme.lower() in ("http", "https")
-    if is_url or with_scheme(place) != place:
+    is_host_port = with_scheme(place) != place
+    if is_url or is_host_port:
         return UrlExposition(place, access, timeout)
 
-    is_path = re.match(r"\.{0,2}/(?!/)", place)
-    may_have_login = not is_path and re.search(r"(?s):.*(?:@|%40|\uff20)", place)
+    # A path is shown in messages, so a password must not be taken for a part of it.
+    may_have_login = not _PATH.match(place) and _LOGIN.search(place)
     if not place or separator or may_have_login:
         advice = "write HOST:9400, http(s)://HOST:9400/metrics or the path of a file"
         raise UsageError(f"{redact_url(place)} cannot be read: {advice}")
@@ -131,6 +137,7 @@ def parse_exposition(content: bytes, shown: str) -> list[ParsedFamily]:
 # Devices
 
 DeviceValues = tuple[Device, Mapping[str, Value]]  # a device and its values by field name
+_ValueKey = tuple[str, int]  # device key, and field id of DCGM 4.8
 
 
 def find_devices(samples: Iterable[ParsedSample], shown: str, by_name: bool) -> list[DeviceValues]:
@@ -164,13 +171,10 @@ def _list_devices(gpu: DeviceState, by_name: bool) -> list[DeviceValues]:
     devices: list[DeviceValues] = [(device, gpu.fields or {})]
 
     for instance in gpu.instances:
-        uuids = [holder.labels.get("dra_mig_device_uuid") for holder in instance.holders]
-        mig = replace(
-            device,
-            gi_id=instance.id,
-            profile=instance.profile,
-            mig_uuids=tuple(filter(None, uuids)),
-        )
+        # dcgm-exporter reports the UUID only for instances that DRA has allocated.
+        uuids = [holder.labels.get("dra_mig_device_uuid", "") for holder in instance.holders]
+        mig_uuids = tuple(uuid for uuid in uuids if uuid)
+        mig = replace(device, gi_id=instance.id, profile=instance.profile, mig_uuids=mig_uuids)
         devices.append((mig, instance.fields or {}))
     return devices
 
@@ -188,7 +192,7 @@ class ExporterTelemetry:
     ) -> None:
         """`device_name_ids`: True if the kubelet's GPU ids are nvidia<N>."""
         self.expected: int | None = None
-        self.shown = source.shown  # name of the source in messages
+        self.shown = source.shown
         self._source = source
         self._companion = CompanionDriver(driver)
         self.processes = self._companion.processes
@@ -196,16 +200,16 @@ class ExporterTelemetry:
         self._device_name_ids = device_name_ids
         self._wall = wall
 
-        # Device key -> device and its values. None if the last fetch failed.
+        # By device key: the device and its values. None before the first fetch, if the last fetch
+        # failed, and after `release`.
         self._devices: Mapping[str, DeviceValues] | None = None
-        # Device key and field id (of DCGM 4.8) of each value that is a special code, NaN or
-        # impossible.
-        self._blank: set[tuple[str, int]] = set()
-        # Number of samples by device key and field id. It is above 1 if the exporter repeats values
-        # for each pod.
-        self._copies: Counter[tuple[str, int]] = Counter()
+        # Values that are special codes, NaN or impossible.
+        self._blank: set[_ValueKey] = set()
+        # Number of samples of each value. It is above 1 if the exporter repeats values for each
+        # pod.
+        self._copies: Counter[_ValueKey] = Counter()
 
-        self._last_xid: dict[str, int] = {}
+        self._last_xid: dict[str, int] = {}  # by device key; 0 if there is none
         self._events = ErrorEvents()
         self.error_events = self._events.drain
 
@@ -213,7 +217,7 @@ class ExporterTelemetry:
         self._devices = None  # if the next fetch fails, old values must not be reported
 
         families = parse_exposition(self._source.fetch(), self.shown)
-        samples = self._remove_blanks(families)
+        samples = self._select_samples(families)
         devices = find_devices(samples, self.shown, self._device_name_ids)
         if not devices:
             raise SourceError(
@@ -224,19 +228,21 @@ class ExporterTelemetry:
         self._devices = {}
         for device, values in devices:
             self._devices[device.key] = self._companion.complete(device), values
-        for key, (_, values) in self._devices.items():
-            # A changed last XID is the only sign of a new error.
-            xid = int(values.get(XID_NAME, 0))
-            if xid and xid != self._last_xid.get(key):
-                self._events.add(ErrorEvent(key, xid, self._wall()))
-            self._last_xid[key] = xid
+            self._detect_xid(device.key, values)
 
         gpus = [device for device, _ in self._devices.values() if not device.is_instance]
         return Inventory(tuple(gpus))
 
-    def _remove_blanks(self, families: Iterable[ParsedFamily]) -> list[ParsedSample]:
+    def _detect_xid(self, key: str, values: Mapping[str, Value]) -> None:
+        """Reports an error if the last XID has changed, which is the only sign of a new error."""
+        xid = int(values.get(XID_NAME, 0))
+        if xid and xid != self._last_xid.get(key):
+            self._events.add(ErrorEvent(key, xid, self._wall()))
+        self._last_xid[key] = xid
+
+    def _select_samples(self, families: Iterable[ParsedFamily]) -> list[ParsedSample]:
         """Returns the samples of GPUs. Replaces invalid values by NaN."""
-        kept = []
+        samples = []
         self._blank = set()
         self._copies = Counter()
 
@@ -254,8 +260,8 @@ class ExporterTelemetry:
                     self._blank.add(key)
                     # The sample is kept, because it shows that the device exists.
                     sample = sample._replace(value=math.nan)
-                kept.append(sample)
-        return kept
+                samples.append(sample)
+        return samples
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
         devices = self._devices  # `inventory` may replace it during this call
@@ -280,18 +286,19 @@ class ExporterTelemetry:
                 elif key in self._blank:
                     dropped.append(field.id)
                 elif self._copies[key] > 1:
+                    # `find_devices` omits a value if its samples differ.
                     errors.append("copies_differ")
                 else:
                     unsupported.append((device.key, field.id))
             readings[device] = values
 
-        _, own = devices[gpu.uuid]
+        _, values_of_gpu = devices[gpu.uuid]
         return GpuReading(
             readings,
             unsupported=tuple(unsupported),
             dropped=tuple(dropped),
             errors=tuple(errors),
-            reports_errors=XID_NAME in own,
+            reports_errors=XID_NAME in values_of_gpu,
         )
 
     def release(self, wait: float) -> bool:
@@ -308,19 +315,19 @@ def _select_readable(fields: Iterable[Field], device: Device) -> list[Field]:
 
 
 def _convert(field: Field, values: Mapping[str, Value]) -> Value | None:
-    """Returns the value of `field` in its unit, or None.
+    """Returns the value of `field` in its unit, or None if it is missing.
 
-    `values` are in DCGM 4.8 units.
+    `values` are by the names of DCGM 4.8, and in its units.
     """
-    known = meaning(field.name)
-    if known is None:
-        return None
+    if field.legacy is None:
+        value = values.get(field.name)
+    else:
+        value = values.get(fields()[field.legacy].name)
 
-    value = values.get(known.field.name)
     if value is None or isinstance(value, str):
         return value
-    if known.factor != 1.0:
-        return scale_number(field, value, known.factor)
+    if field.factor != 1.0:
+        return scale_number(field, value, field.factor)
     if field.type == "int":
         return math.floor(value)
     return float(value)

@@ -15,13 +15,19 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 from podgpu.errors import SourceError, StartError, Unsupported
-from podgpu.metrics.fields import Field
-from podgpu.model import Device, DeviceUsage, ErrorEvent, GpuReading, Inventory, ProcessUsage
+from podgpu.metrics.fields import P2P, P2P_STATES, Field
+from podgpu.model import (
+    Detail,
+    Device,
+    DeviceUsage,
+    ErrorEvent,
+    GpuReading,
+    Inventory,
+    ProcessUsage,
+)
 
 # dcgm-exporter or podgpu computes the fields from this id on. DCGM does not have them.
 EXPORTER_FIELDS = 9000
-_COMPANION_WAIT = 0.5
-
 
 FindProcesses = Callable[[Collection[int]], Collection[int]]
 """Finds the containers of new processes at once, because they may end before the next reading.
@@ -43,6 +49,16 @@ class FieldGroup:
 
     fields: tuple[Field, ...]
     interval: float
+
+
+def list_peer_state(peer: int | None, state: int) -> list[Detail]:
+    """Returns the state of the NVLink connection to the GPU with the index `peer`.
+
+    Returns an empty list for a state that only newer drivers have.
+    """
+    if not 0 <= state < len(P2P_STATES):
+        return []
+    return [(P2P, {"link_status": P2P_STATES[state], "peer_gpu": str(peer)}, state)]
 
 
 class ErrorEvents:
@@ -122,6 +138,9 @@ class HostEngine(Protocol):
         """
 
 
+_COMPANION_WAIT = 0.5  # seconds for which a source waits for the driver
+
+
 class CompanionDriver:
     """Adds details from the local driver to the devices of DCGM or another exporter.
 
@@ -131,32 +150,39 @@ class CompanionDriver:
 
     def __init__(self, driver: Telemetry | None) -> None:
         self._driver = driver
-        self._devices: Mapping[str, Device] = {}
-        self._update: threading.Thread | None = None
+        self._devices: Mapping[str, Device] = {}  # by device key
+        self._reader: threading.Thread | None = None
 
     def update(self) -> None:
         """Reads the details from the driver.
 
         While the driver hangs, the previous details are used.
         """
-        if self._driver is None or (self._update is not None and self._update.is_alive()):
+        if self._driver is None:
+            return
+        if self._reader is not None and self._reader.is_alive():
             return
 
         target = partial(self._read_driver, self._driver)
-        self._update = threading.Thread(target=target, name="companion-driver", daemon=True)
-        self._update.start()
-        self._update.join(_COMPANION_WAIT)
+        self._reader = threading.Thread(target=target, name="companion-driver", daemon=True)
+        self._reader.start()
+        self._reader.join(_COMPANION_WAIT)
 
     def complete(self, device: Device) -> Device:
-        known = self._devices.get(device.key)
-        if known is None:
+        """Adds the driver's details.
+
+        Model and PCI address are labels of the source's metrics, so they are kept. Minor number and
+        MIG UUIDs of the driver are preferred, because not every source has them.
+        """
+        local = self._devices.get(device.key)
+        if local is None:
             return device
         return replace(
             device,
-            minor=known.minor,
-            pci_bus_id=device.pci_bus_id or known.pci_bus_id,
-            model=device.model or known.model,
-            mig_uuids=known.mig_uuids or device.mig_uuids,
+            minor=local.minor,
+            pci_bus_id=device.pci_bus_id or local.pci_bus_id,
+            model=device.model or local.model,
+            mig_uuids=local.mig_uuids or device.mig_uuids,
         )
 
     def _read_driver(self, driver: Telemetry) -> None:
@@ -164,8 +190,9 @@ class CompanionDriver:
         with suppress(SourceError, StartError):
             for gpu in driver.inventory().gpus:
                 devices[gpu.key] = gpu
+                # Without fields, the reading only lists the GPU and its instances.
                 with suppress(SourceError):
-                    for device in driver.read(gpu, ()).values:
+                    for device in driver.read(gpu, fields=()).values:
                         devices[device.key] = device
         self._devices = devices
 

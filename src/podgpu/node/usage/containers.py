@@ -31,7 +31,7 @@ _MPS_SERVER = b"(nvidia-cuda-mps)"
 """nvidia-cuda-mps-server, truncated to 15 characters by the kernel."""
 _MAX_BYTES = 64 * 1024
 _MAX_COMMAND = 64
-_UID_LINE = re.compile(rb"^Uid:\s+(\d+)(?:\s+(\d+))?", re.MULTILINE)  # real and effective
+_UID_LINE = re.compile(rb"^Uid:\s+(\d+)\s+(\d+)", re.MULTILINE)  # real and effective
 # /system.slice/slurmstepd.scope/job_1/… or /slurm/uid_0/job_1/…
 _SLURM_CGROUP = re.compile(r"slurm[^\n]*/job_(\d+)")
 _SLURM_JOB = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=(\d+)")
@@ -96,8 +96,8 @@ class ContainerFinder:
     def _look_up(self, pid: int, folder: str) -> ContainerLookup:
         stat = _read(f"{folder}/stat")
         now = self.clock()
-        # The fields are counted after the last parenthesis, because the program's name can contain
-        # spaces.
+        # The fields are counted from the last parenthesis on, because the program's name can
+        # contain spaces. The name is field 2.
         _, _, after_name = stat.rpartition(b")")
         started = int(after_name.split()[_STARTED - 3])
 
@@ -112,7 +112,8 @@ class ContainerFinder:
         outcome: LookupOutcome = "not_in_container" if container is None else "found"
         workload = container or Workload()
         command = ""
-        if self.finds_users and not workload.uid:
+        is_in_pod = workload.uid != ""
+        if self.finds_users and not is_in_pod:
             workload = _find_user(folder, cgroup, workload.container_id)
             command = _find_command(folder, stat)
 
@@ -125,7 +126,7 @@ class ContainerFinder:
 def read_living(proc: str = "/proc") -> frozenset[Workload] | None:
     """Returns the containers (`uid` and `container_id`) of all processes.
 
-    Returns None if a process cannot be read.
+    Returns None if a process cannot be read, or outside the host's PID namespace.
     """
     if not in_host_pid_namespace(proc):
         return None
@@ -177,14 +178,15 @@ def require_permission(lookups: Mapping[int, ContainerLookup], proc: str) -> Non
 
 def _read(path: str) -> bytes:
     with open(path, "rb", buffering=0) as file:
-        return file.read(_MAX_BYTES) or b""
+        return file.read(_MAX_BYTES)
 
 
 def _read_user_id(folder: str) -> int | None:
     """Returns the effective user id of a process, or None if it cannot be read."""
     with suppress(OSError):
-        if uid := _UID_LINE.search(_read(f"{folder}/status")):
-            return int(uid[2] or uid[1])
+        uid = _UID_LINE.search(_read(f"{folder}/status"))
+        if uid is not None:
+            return int(uid[2])
     return None
 
 
@@ -210,26 +212,29 @@ NOT_IN_POD = ProcessOwner()
 
 
 class _Early(NamedTuple):
-    at: float
+    looked_up_at: float
     lookup: ContainerLookup
 
 
 class _Recent(NamedTuple):
-    at: float
+    seen_at: float
     owner: ProcessOwner
 
 
 @dataclass(eq=False)
 class ProcessOwners:
+    """Finds the owners of processes. Remembers those of processes that have just ended."""
+
     _finder: ContainerFinder
     _complete: Callable[[Workload], Workload]
     """Adds the names of pod and container. Raises SourceError if sources disagree."""
     _read_identities: Callable[[], None]  # refreshes the names that `_complete` uses
+    # The results of the last call of `find`, by pid.
     _lookups: dict[int, ContainerLookup] = field(default_factory=dict)
     _last: Mapping[int, ProcessOwner] = field(default_factory=dict)
-    _early: dict[int, _Early] = field(default_factory=dict)  # see `find_early`
+    _early: dict[int, _Early] = field(default_factory=dict)  # by pid, see `find_early`
     _early_lock: threading.Lock = field(default_factory=threading.Lock)
-    # by pid; includes processes that have ended, because a process that causes an XID ends
+    # By pid. Includes processes that have ended, because a process that causes an XID ends.
     _recent: dict[int, _Recent] = field(default_factory=dict)
 
     def find_early(self, pids: Collection[int]) -> Collection[int]:
@@ -237,6 +242,7 @@ class ProcessOwners:
 
         Returns the pids of those that exist. Thread-safe.
         """
+        # Another cache, because the finder is not thread-safe.
         finder = replace(self._finder, _cache={})
         lookups = finder.find_all(pids)
         now = self._finder.clock()
@@ -254,8 +260,8 @@ class ProcessOwners:
         owners = self._find_owners(pids, before)
 
         new_containers = _list_containers(owners) - _list_containers(self._last)
+        # The names are read at once, before a short job ends.
         if new_containers:
-            # now, before a short job ends
             self._read_identities()
             owners = self._find_owners(pids, before)
 
@@ -267,10 +273,11 @@ class ProcessOwners:
         now = self._finder.clock()
         oldest = now - RECENT_SECONDS
         for pid, recent in list(self._recent.items()):
-            if recent.at <= oldest:
+            if recent.seen_at <= oldest:
                 del self._recent[pid]
 
         for pid, owner in owners.items():
+            # Without an owner, an earlier one may be known.
             if owner.workload or self._lookups[pid].outcome != "gone":
                 self._recent[pid] = _Recent(now, owner)
 
@@ -278,29 +285,33 @@ class ProcessOwners:
         """Returns the owner of a process that may have ended. None if it is unknown."""
         with self._early_lock:
             early = self._early.get(pid)
-        if early is None:
-            recent = self._recent.get(pid)
-            if recent is None:
-                return None
-            return recent.owner
+        if early is not None:
+            return self._find_early_owner(early.lookup)
 
-        if early.lookup.outcome in FAILED_LOOKUPS:
-            return ProcessOwner(problem=early.lookup.outcome)
-        if early.lookup.outcome != "found" and not early.lookup.workload.user:
+        recent = self._recent.get(pid)
+        if recent is None:
+            return None
+        return recent.owner
+
+    def _find_early_owner(self, lookup: ContainerLookup) -> ProcessOwner:
+        if lookup.outcome in FAILED_LOOKUPS:
+            return ProcessOwner(problem=lookup.outcome)
+        if lookup.outcome != "found" and not lookup.workload.user:
             return NOT_IN_POD
 
-        owner = self._make_owner(early.lookup.workload)
+        owner = self._make_owner(lookup.workload)
+        # The names of a new container may not have been read yet.
         if owner.container:
             self._read_identities()
-            owner = self._make_owner(early.lookup.workload)
-        return replace(owner, command=early.lookup.command)
+            owner = self._make_owner(lookup.workload)
+        return replace(owner, command=lookup.command)
 
     def _use_early_lookups(self) -> None:
         """Uses the early lookups of processes that have ended since."""
         oldest = self._finder.clock() - CACHE_SECONDS
         with self._early_lock:
             for pid, early in list(self._early.items()):
-                if early.at <= oldest:
+                if early.looked_up_at <= oldest:
                     del self._early[pid]
                     continue
 
@@ -421,7 +432,10 @@ def _find_user(folder: str, cgroup: str, container_id: str) -> Workload:
     # If only a UID was found, podgpu is in a container that does not know the users of the host.
     if job_user and user.isdigit():
         user = job_user[1].decode(errors="replace")
-    return Workload(container_id="" if job else container_id, job=job, user=user)
+    # All containers of a job are one workload.
+    if job:
+        container_id = ""
+    return Workload(container_id=container_id, job=job, user=user)
 
 
 @lru_cache(maxsize=1024)
@@ -437,12 +451,14 @@ def _find_command(folder: str, stat: bytes) -> str:
 
     Arguments are cut off, because some programs write them into argv[0].
     """
-    _, _, rest = stat.partition(b"(")
-    name, _, _ = rest.rpartition(b")")
+    # Without a command line, the kernel's short name: 1234 (name) S …
+    _, _, name_and_more = stat.partition(b"(")
+    name, _, _ = name_and_more.rpartition(b")")
 
     with suppress(OSError):
         program, _, _ = _read(f"{folder}/cmdline").partition(b"\0")
-        if words := program.split():
+        words = program.split()
+        if words:
             name = os.path.basename(words[0])
     return name.decode(errors="replace")[:_MAX_COMMAND]
 

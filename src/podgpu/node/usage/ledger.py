@@ -88,12 +88,10 @@ class Division:
 
         So all metrics add up to the total.
         """
-        rest = self.total
-        if rest is not None:
-            for workload, part in (self.parts or {}).items():
-                if workload.has_labels:
-                    rest -= part
-        return rest
+        if self.total is None:
+            return None
+        parts = self.parts or {}
+        return self.total - sum(part for workload, part in parts.items() if workload.has_labels)
 
     def part(self, workload: Workload) -> int | None:
         if self.parts is None:
@@ -106,6 +104,14 @@ class Bounds(NamedTuple):
 
     least: int | None = None
     most: int | None = None
+
+
+class AllocatedTime(NamedTuple):
+    """What a holder did with its share of a device, in nanoseconds. Unknown values are None."""
+
+    total: int | None = None
+    idle: int | None = None
+    underused: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,32 +176,22 @@ class OwnedUsage:
 
         usages = {}
         for workload in workloads:
-            share = self.holders.get(workload)
             busy_ns = busy.part(workload)
             idle_ns = self.compute_idle(workload, busy, elapsed_ns)
-
-            allocated_ns = None
-            wasted_idle_ns = None
-            underused_ns = None
-            if share is not None:
-                allocated_ns = round(share * elapsed_ns)
-                wasted_idle_ns, underused_ns = self.measure_waste(
-                    workload, busy, allocated_ns, idle_ns, elapsed_ns
-                )
-
+            allocated = self.measure_allocated(workload, busy, idle_ns, elapsed_ns)
             least, most = bounds.get(workload, Bounds())
             usages[workload] = structs.replace(
                 waits.usages.get(workload, waits.of_others),
                 utilization_ratio=_ratio(busy_ns, window_ns),
                 memory_used_bytes=memory.part(workload),
                 processes=processes.get(workload),
-                allocated_ns=allocated_ns,
+                allocated_ns=allocated.total,
                 busy_ns=busy_ns,
                 busy_min_ns=least,
                 busy_max_ns=most,
                 idle_ns=idle_ns,
-                wasted_idle_ns=wasted_idle_ns,
-                wasted_underused_ns=underused_ns,
+                wasted_idle_ns=allocated.idle,
+                wasted_underused_ns=allocated.underused,
             )
 
         method, method_limit = self._name_method(busy)
@@ -220,7 +216,8 @@ class OwnedUsage:
         if not self.by_samples:
             return self.usage.method, self.usage.method_limit
 
-        users = {owner for owner, part in self._list_busy() if part}
+        # If all busy processes were hidden, the log has divided nothing.
+        users = {owner for owner, busy_ns in self._list_busy() if busy_ns}
         method = "samples" if users <= self.by_samples else self.usage.method
         return method, HIDDEN_USERS
 
@@ -242,8 +239,7 @@ class OwnedUsage:
 
         if usage.process_busy_ns is None:
             # Busy time is attributed only if one holder owns all processes.
-            owners = self.owners | self.holders.keys()
-            is_alone = len(owners) == len(self.holders) == 1
+            is_alone = len(self.holders) == 1 and self.owners <= self.holders.keys()
             if total is None or not is_alone:
                 return Division(total)
             return Division(total, dict.fromkeys(self.holders, total))
@@ -252,12 +248,16 @@ class OwnedUsage:
         measured = sum(parts.values()) + others
         # Samples are inexact and processes can run concurrently, so the sum can be too large.
         if measured > usage.window_ns:
+            # The key None is for the share of the others.
             scaled = divide_exactly(usage.window_ns, {**parts, None: others})
             return Division(usage.window_ns, {workload: scaled[workload] for workload in parts})
 
+        # The total is at least the sum of its parts.
         if total is None or measured > total:
             return Division(measured, parts)
 
+        # The log of context switches also has processes that have ended. If a process has no busy
+        # time, the difference may belong to it.
         if ended_owner in parts and usage.method == "samples" and self._is_all_reported():
             parts[ended_owner] += total - measured
         return Division(total, parts)
@@ -321,31 +321,32 @@ class OwnedUsage:
         """Returns True if the driver's samples divide the workload's busy time."""
         return self.usage.method == "samples" or workload in self.by_samples
 
-    def measure_waste(
-        self,
-        workload: Workload,
-        busy: Division,
-        allocated_ns: int,
-        idle_ns: int | None,
-        elapsed_ns: int,
-    ) -> tuple[int | None, int | None]:
-        """Returns the idle and the under-used part of a holder's allocated time. None if uncertain.
+    def measure_allocated(
+        self, workload: Workload, busy: Division, idle_ns: int | None, elapsed_ns: int
+    ) -> AllocatedTime:
+        """Returns the allocated time of a workload, with its idle and its under-used part.
 
         The under-used time is only as long as is certain. In one reading, the driver's samples are
         too few to split the busy time of the device, so all of it counts as used by the holder.
         The time of context switches counts as used, too.
         """
+        share = self.holders.get(workload)
+        if share is None:
+            return AllocatedTime()
+
+        allocated_ns = round(share * elapsed_ns)
         window_ns = self.usage.window_ns
         if not window_ns or idle_ns is None:
-            return None, None
+            return AllocatedTime(allocated_ns)
         if idle_ns:
-            return allocated_ns, 0
+            return AllocatedTime(allocated_ns, allocated_ns, 0)
 
         used_ns = busy.total or 0
         if not self._is_by_samples(workload):
             used_ns = (busy.part(workload) or 0) + self.usage.switching_ns
         # The driver's window is not exactly as long as the time since the last reading.
-        return 0, max(0, allocated_ns - used_ns * elapsed_ns // window_ns)
+        underused_ns = allocated_ns - used_ns * elapsed_ns // window_ns
+        return AllocatedTime(allocated_ns, 0, max(0, underused_ns))
 
     def bound_busy(self, busy: Division) -> dict[Workload, Bounds]:
         """Returns the minimum and maximum busy time of each workload.
@@ -388,6 +389,7 @@ class OwnedUsage:
                 # Some of the hidden processes may belong to the workload.
                 most += resident_ns.get(HIDDEN_PID, 0)
 
+            # The others worked for at most this long, so the rest of the work is its own.
             others = resident.total() - resident[workload] + saving[workload]
             least = min(resident[workload], part, max(0, worked - others))
             bounds[workload] = Bounds(least, max(part, min(most, worked)))
@@ -462,6 +464,7 @@ class OwnedUsage:
             owner = owners.get(pid)
             if not isinstance(owner, Workload):
                 continue
+            # Also makes the entry of a workload that did not wait.
             total = sums[owner]
             if not estimate:
                 continue
@@ -505,10 +508,13 @@ class OwnedUsage:
                 unreported.add(owner)
             if isinstance(owner, Workload):
                 users.add(owner)
+            # An amount of 0 does not matter, whoever owns it.
             elif owner == "unknown" and amount != 0:
                 holders.clear()
 
-        parts = dict.fromkeys(sorted((users | holders) - unreported, key=parts_of), 0)
+        # Sorted, so that rounding does not depend on the order of a set.
+        known = sorted((users | holders) - unreported, key=parts_of)
+        parts = dict.fromkeys(known, 0)
         others = 0
         for owner, amount in amounts:
             if isinstance(owner, Workload) and owner in parts:
@@ -567,6 +573,7 @@ class Account:
         bounds: dict[str, int | None] = {}
         if window.busy_max_ns is None and before.busy_max_ns is not None:
             bounds["busy_max_ns"] = add_known(before.busy_max_ns, window.busy_ns)
+            # The sum of an MPS client has no minimum.
             if before.busy_min_ns is not None:
                 bounds["busy_min_ns"] = add_known(before.busy_min_ns, window.busy_ns)
         elif self.is_mps_client and before.busy_max_ns is None:
@@ -585,6 +592,7 @@ class Account:
             changes |= dict.fromkeys(_MEASURED + _WAITS)
         elif self.idle_streak_ns:
             changes["idle_since"] = at - self.idle_streak_ns / NS
+        # The maximum of an MPS client is known, although its busy time is not.
         if self.is_mps_client:
             changes.pop("busy_max_ns", None)
         if self.unallocated_ns >= unallocated_after_ns:
@@ -652,12 +660,7 @@ class Ledger:
                 self._add_energy_weights(gpus[uuid], devices, busy, elapsed_ns)
                 self._charge_energy(gpus[uuid], devices)
 
-        for key, accounts in self._accounts.items():
-            for name, account in accounts.items():
-                if (key, name) in unallocated:
-                    account.unallocated_ns += elapsed_ns
-                else:
-                    account.unallocated_ns = 0
+        self._charge_unallocated(unallocated, elapsed_ns)
         self._evict()
 
     def assume_idle(self, seconds: float) -> None:
@@ -707,12 +710,13 @@ class Ledger:
         is_visible = owned.processes is not None
         owners = owned.owners
         for workload, usage in usages.items():
+            # It has used no known energy until the energy counter is read again.
             if has_energy and usage.busy_ns is not None:
-                # until the energy counter is read again
                 usage = structs.replace(usage, energy_mj=0)
             account = accounts[workload]
             account.add(usage, is_alone=is_visible and owners <= {workload})
             if is_visible and owned.usage.process_busy_ns is not None:
+                # Without a process, there was nothing to measure.
                 was_measured = account.is_measured and not account.has_process
                 account.is_measured = usage.busy_ns is not None or was_measured
             self._charge_namespace(account, usage)
@@ -720,6 +724,16 @@ class Ledger:
         if is_visible:
             self._have_processes.add(key)
         return busy
+
+    def _charge_unallocated(
+        self, unallocated: Collection[tuple[str, WorkloadKey]], elapsed_ns: int
+    ) -> None:
+        for key, accounts in self._accounts.items():
+            for name, account in accounts.items():
+                if (key, name) in unallocated:
+                    account.unallocated_ns += elapsed_ns
+                else:
+                    account.unallocated_ns = 0
 
     def _add_energy_weights(
         self,
@@ -733,7 +747,9 @@ class Ledger:
         Each usage reading has the weight power × time, which `_weigh` splits among the accounts.
         """
         uuid = gpu.device.uuid
-        weight = (gpu.power_mw or 1) * elapsed_ns
+        # Without power, energy is read every time, so it is only split by time.
+        power = gpu.power_mw or 1
+        weight = power * elapsed_ns
         weights = self._energy_weights.setdefault(uuid, Counter())
         weights.update(divide_exactly(weight, self._weigh(gpu.device, devices, busy)))
 
@@ -829,16 +845,16 @@ class Ledger:
             return None
 
         key = owned.device.key
-        before = self._owners.get(key, {})
-        now: dict[int, WorkloadKey | str] = {}
+        owners_before = self._owners.get(key, {})
+        owners: dict[int, WorkloadKey | str] = {}
         for process in owned.processes:
             if not process.only_busy:
                 owner = process.owner
-                now[process.pid] = owner.key if isinstance(owner, Workload) else owner
-        self._owners[key] = now
+                owners[process.pid] = owner.key if isinstance(owner, Workload) else owner
+        self._owners[key] = owners
 
         # A process that now has another owner has ended, too.
-        ended = {owner for pid, owner in before.items() if now.get(pid) != owner}
+        ended = {owner for pid, owner in owners_before.items() if owners.get(pid) != owner}
         for holder in owned.holders:
             if ended == {holder.key}:
                 return holder
@@ -858,17 +874,18 @@ class Ledger:
             if is_visible:
                 account.has_process = workload in users
             accounts[workload] = account
-        now = {workload.key: account for workload, account in accounts.items()}
+        open_accounts = {workload.key: account for workload, account in accounts.items()}
 
         for name, account in before.items():
-            if name in now:
+            if name in open_accounts:
                 continue
             # Not visible: assume that workloads without an allocation still run.
             if not is_visible and account.has_process and not account.is_holder:
-                now[name] = accounts[account.workload] = account
+                open_accounts[name] = account
+                accounts[account.workload] = account
             else:
                 self._closed[key, name] = account
-        self._accounts[key] = now
+        self._accounts[key] = open_accounts
         return accounts
 
     def _open(self, owned: OwnedUsage, workload: Workload, account: Account | None) -> Account:
@@ -878,17 +895,21 @@ class Ledger:
         """
         uid = workload.uid
         closed = self._closed.pop((owned.device.key, workload.key), None)
+        # Without a UID, it is unknown whether it is the same pod.
         if account is None and closed is not None and uid and uid == closed.workload.uid:
             account = closed
+
         if account is None or (uid and account.workload.uid not in ("", uid)):
             account = Account(workload, self._counted_since)
         elif not uid:
+            # This time, the source did not report it.
             workload = structs.replace(workload, uid=account.workload.uid)
-
         account.workload = workload
+
         if workload.namespace:
             key = workload.namespace, owned.device.model, owned.device.profile
             account.namespace = key
+            # Moves it to the end, as the most recently used.
             usage = self._namespaces.pop(key, None) or self._new_namespace(key)
             self._namespaces[key] = usage
         return account
@@ -909,17 +930,16 @@ class Ledger:
             del self._energy_weights[uuid]
 
     def _evict(self) -> None:
+        """Removes the oldest closed accounts and namespaces if there are too many."""
         for closed in list(self._closed)[:-_MAX_CLOSED_ACCOUNTS]:
             del self._closed[closed]
         for key in list(self._namespaces)[: -self._max_namespaces]:
             del self._namespaces[key]
 
 
-def _sums(before: Document | None, window: Document, counters: Iterable[str]) -> dict[str, Any]:
+def _sums(before: Document, window: Document, counters: Iterable[str]) -> dict[str, Any]:
     """Returns the sums of these counters. A counter is None until its first value."""
-    return {
-        name: add_known(getattr(before, name, None), getattr(window, name)) for name in counters
-    }
+    return {name: add_known(getattr(before, name), getattr(window, name)) for name in counters}
 
 
 def _ratio(part: int | None, whole: int) -> float | None:
@@ -954,6 +974,8 @@ def divide_exactly(total: int, weights: Mapping[K, int]) -> dict[K, int]:
     divided = 0
     for key, weight in weights.items():
         weight_so_far += weight
-        parts[key] = (2 * total * weight_so_far + whole) // (2 * whole) - divided
-        divided += parts[key]
+        # total * weight_so_far / whole, rounded to the nearest integer
+        divided_now = (2 * total * weight_so_far + whole) // (2 * whole)
+        parts[key] = divided_now - divided
+        divided = divided_now
     return parts

@@ -22,33 +22,36 @@ _SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
 _FOLDERS = ("/usr/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux-gnu/", "/usr/lib/")
 Version = tuple[int, ...]  # a version such as (4, 2, 3); empty if unknown
 
-_UNSUPPORTED = {-6, -13, -17, -20, -22, -29, -32, -33, -36}
-_LOST = {-18, -19}
-_GONE = {-10, -21, -25, -56, -67}
-_REASONS = {
+# Reasons in metrics, by DCGM's return code.
+_UNSUPPORTED = {
     -6: "not_supported",
-    -10: "connection_lost",
-    -11: "timeout",
-    -12: "version_mismatch",
     -13: "unknown_field",
-    -14: "no_data",
-    -15: "stale_data",
-    -16: "not_watched",
     -17: "no_permission",
     -20: "not_supported",
-    -21: "connection_lost",
     -22: "not_supported",
-    -24: "max_limit",
-    -25: "driver_not_loaded",
     -29: "no_permission",
     -32: "not_supported",
     -33: "module_not_loaded",
     -36: "profiling_not_supported",
-    -49: "insufficient_resources",
+}
+_LOST = {-18, -19}
+_GONE = {
+    -10: "connection_lost",
+    -21: "connection_lost",
+    -25: "driver_not_loaded",
     -56: "driver_not_loaded",
     -67: "gpus_detached",
 }
-"""Reason in metrics for each DCGM return code. For other codes, the reason contains the number."""
+_OTHER_ERRORS = {
+    -11: "timeout",
+    -12: "version_mismatch",
+    -14: "no_data",
+    -15: "stale_data",
+    -16: "not_watched",
+    -24: "max_limit",
+    -49: "insufficient_resources",
+}
+_REASONS = _UNSUPPORTED | _GONE | _OTHER_ERRORS
 _ADVICE = {
     "driver_not_loaded": "; check `nvidia-smi` on the host",
     "gpus_detached": "; attach them again (dcgmi attach)",
@@ -66,12 +69,14 @@ def _load(path: str) -> ctypes.CDLL:
         folders = ("", *_FOLDERS)
         names = [folder + name for name, folder in product(_SONAMES, folders)]
 
-    problem = f"{path or ' or '.join(_SONAMES)} was not found"
+    wanted = path or " or ".join(_SONAMES)
+    problem = f"{wanted} was not found"
     for name in names:
         try:
             # RTLD_GLOBAL, because the engine later loads modules that need DCGM's symbols.
             return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError as e:
+            # A library that exists but cannot be loaded is the more useful message.
             if os.path.exists(name):
                 problem = str(e)
 
@@ -103,7 +108,9 @@ def translate(code: int, what: str) -> SourceError:
         )
 
     reason = _REASONS.get(code, f"dcgm_{-code}")
-    text = f"{what}: {reason.replace('_', ' ')} (DCGM {code}){_ADVICE.get(reason, '')}"
+    reason_text = reason.replace("_", " ")
+    advice = _ADVICE.get(reason, "")
+    text = f"{what}: {reason_text} (DCGM {code}){advice}"
 
     if code in _UNSUPPORTED:
         return Unsupported(text, reason)
@@ -114,7 +121,7 @@ def translate(code: int, what: str) -> SourceError:
 
 _DEFAULT_PORT = 5555
 _LOG_LEVELS = ("NONE", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "VERB")
-_CONNECT_MS = 2000
+_CONNECT_MS = 2000  # maximum wait for a connection
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+)(?::(?P<port>\d{1,5}))?")
 _VSOCK = re.compile(r"vsock://\d{1,10}:\d{1,10}")
 
@@ -140,14 +147,17 @@ def parse_address(text: str) -> EngineAddress:
         return EngineAddress(text, "localhost")  # libdcgm uses this host name for vsock, too
 
     match = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
-    port = 0 if match is None else int(match["port"] or _DEFAULT_PORT)
+    port = 0
+    if match is not None:
+        port = int(match["port"] or _DEFAULT_PORT)
     if match is None or not 0 < port < 65536:
         raise UsageError(
             f"-r {text!r}: the address of the host engine must be HOST:PORT, [IPV6]:PORT, "
             "unix:///path or vsock://CID:PORT"
         )
 
-    return EngineAddress(f"{match['host']}:{port}", match["host"].strip("[]"))
+    host = match["host"]
+    return EngineAddress(f"{host}:{port}", host.strip("[]"))
 
 
 class DcgmConnection:
@@ -177,7 +187,7 @@ class DcgmConnection:
 
     @property
     def major(self) -> int:
-        """Major version of the library."""
+        """Major version of the library. If it is unknown, the newest one is assumed."""
         if not self.library_version:
             return 4
         return self.library_version[0]
@@ -186,7 +196,7 @@ class DcgmConnection:
     def version(self) -> Version:
         """Version of the library or the engine, whichever is older.
 
-        Empty if one of them is unknown.
+        Empty if one of them is unknown, because an empty tuple is the least one.
         """
         return min(self.library_version, self.engine_version)
 
@@ -197,7 +207,7 @@ class DcgmConnection:
         """
         self._lock.open(self._connect)
 
-    def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
+    def close(self, wait: float, free: Callable[[], None]) -> bool:
         """Calls `free`, then disconnects.
 
         If another call does not return within `wait` seconds, leaves the connection open and
@@ -205,6 +215,7 @@ class DcgmConnection:
         """
 
         def stop() -> None:
+            # On a lost connection, each call would fail.
             if not self.lost:
                 with suppress(SourceError):
                     free()
@@ -221,7 +232,8 @@ class DcgmConnection:
         try:
             self._call(name, self._handle, *arguments)
         except DriverGone as e:
-            self.lost = self.lost or e.reason == "connection_lost"
+            if e.reason == "connection_lost":
+                self.lost = True
             raise
 
     def try_call(self, name: str, *arguments: Any) -> bool:
@@ -247,15 +259,21 @@ class DcgmConnection:
         if code:
             raise translate(code, name)
 
+    def _load_library(self) -> None:
+        # libdcgm reads these variables when it is loaded. The file `-` is the standard output.
+        if self._log_level:
+            os.environ.setdefault("__DCGM_DBG_FILE", "-")
+            os.environ["__DCGM_DBG_LVL"] = self._log_level
+        self._dll = _load(self._library_path)
+
+        info = s.make_struct(s.VersionInfo)
+        self._call("dcgmVersionInfo", byref(info))
+        self.library_version = parse_version(info.text)
+
     def _connect(self) -> None:
+        # A library cannot be unloaded, so it is loaded only once.
         if self._dll is None:
-            if self._log_level:
-                os.environ.setdefault("__DCGM_DBG_FILE", "-")
-                os.environ["__DCGM_DBG_LVL"] = self._log_level
-            self._dll = _load(self._library_path)
-            info = s.make_struct(s.VersionInfo)
-            self._call("dcgmVersionInfo", byref(info))
-            self.library_version = parse_version(info.text)
+            self._load_library()
 
         self._call("dcgmInit")
         try:
@@ -280,7 +298,8 @@ class DcgmConnection:
         handle = s.Handle()
         parameters = s.make_struct(s.ConnectV2Params)
         parameters.timeoutMs = _CONNECT_MS
-        parameters.addressIsUnixSocket = int(not address.host)
+        is_unix_socket = not address.host
+        parameters.addressIsUnixSocket = int(is_unix_socket)
 
         try:
             self._call("dcgmConnect_v2", address.text.encode(), byref(parameters), byref(handle))

@@ -16,14 +16,13 @@ from itertools import product
 from typing import Any
 
 from podgpu.errors import DeviceLost, SourceError
+from podgpu.known import select_known
 from podgpu.metrics.dcgm import health_labels
 from podgpu.metrics.fields import (
     DEVICE_LEVELS,
     HEALTH,
     HEALTH_FIELD,
-    P2P,
     P2P_FIELD,
-    P2P_STATES,
     XID_FIELD,
     Field,
     Recorded,
@@ -48,6 +47,7 @@ from podgpu.node.gpu.dcgm.entities import (
     DcgmEntity,
     Entity,
     FieldWatch,
+    LastChanges,
     LatestValues,
     NodeLayout,
     Outline,
@@ -60,6 +60,7 @@ from podgpu.node.gpu.source import (
     ErrorEvents,
     FieldGroup,
     Telemetry,
+    list_peer_state,
 )
 
 _log = logging.getLogger(__name__)
@@ -68,15 +69,16 @@ _LAYOUT_SECONDS = 60.0
 
 Some changes, such as a new link, are not visible in the outline.
 """
-_CLOSE_WAIT = 2.0
+_CLOSE_WAIT = 2.0  # seconds until a lost connection is closed; a call in it may hang
 _XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
 """Kinds of entities with XIDs.
 
 Each kind has its own watch, because an engine may reject some kinds.
 """
 
+# DCGM's codes for the result and the systems of a health check.
 _PASS = 0
-_WATCHES = {
+_HEALTH_CHECKS = {
     0x1: "PCIE",
     0x2: "NVLINK",
     0x4: "PMU",
@@ -93,6 +95,8 @@ _WATCHES = {
 _OVERLAP_US = 60_000_000
 
 Details = Mapping[int, Sequence[Detail]]  # details by GPU id
+_Incidents = dict[tuple[int, int], tuple[int, int]]
+"""By GPU id and health check: health (larger is worse) and error code of the worst incident."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,7 @@ class DcgmTelemetry:
         function that returns the number of GPUs on the PCI bus, or None if it is unknown.
         """
         self._settings = settings
-        self._connection = DcgmConnection(
-            self._settings.address, self._settings.library, self._settings.log_level
-        )
+        self._connection = DcgmConnection(settings.address, settings.library, settings.log_level)
 
         self._companion = CompanionDriver(driver)
         self.processes = self._companion.processes
@@ -133,22 +135,15 @@ class DcgmTelemetry:
         self._clock = clock
         self.expected: int | None = None
 
+        # None if the layout must be read, because podgpu has just connected.
         self._outline: Outline | None = None
         self._layout = NodeLayout()
         self._layout_read_at = float("-inf")
         self._groups: tuple[FieldGroup, ...] = ()
         self._is_scheduled = False
-        self._xid_group = FieldGroup((fields()[XID_FIELD],), self._settings.interval)
 
-        self._watch_lock = threading.Lock()
-        # Watches by kind of entity and field group.
-        self._watches: dict[tuple[str, FieldGroup], FieldWatch] = {}
-        self._watched: tuple[NodeLayout, tuple[FieldGroup, ...]] | None = None
-        self._seen: dict[tuple[Entity, int], tuple[int, float]] = {}
-
-        self._xids = ErrorEvents()
-        self._last_xids: dict[Entity, int] = {}  # timestamp of the last XID of each entity
-        self._has_read_xids = False
+        self._watches = _Watches(self._connection, settings.interval, clock)
+        self._xids = _XidReader(self._connection)
         # Health checks and NVLink peers of all GPUs, by field id. None if DCGM does not report
         # them.
         self._details: dict[int, Details | None] = {}
@@ -165,14 +160,15 @@ class DcgmTelemetry:
     def _find_group(self, fields: Sequence[Field]) -> FieldGroup:
         """Returns the group of these fields.
 
-        If `schedule` was never called, creates a group and uses only that one.
+        If `schedule` was never called, as by `podgpu doctor`, creates a group and uses only that
+        one.
         """
         for group in self._groups:
             if group.fields is fields:
                 return group
 
         group = FieldGroup(tuple(fields), self._settings.interval)
-        # If they are scheduled, the groups have just changed and are kept.
+        # If groups are scheduled, they have just changed. Nothing watches the earlier fields.
         if not self._is_scheduled:
             self._groups = (group,)
         return group
@@ -224,18 +220,18 @@ class DcgmTelemetry:
 
         Does nothing before the first call of `read`, because the fields are not known yet.
         """
-        with self._watch_lock:
-            if self._watched is None:
+        watches = self._watches
+        with watches.lock:
+            layout = watches.layout
+            if layout is None:
                 return
-            layout, groups = self._watched
-            self._read_xids(layout)
-            ids = [gpu.entity.id for gpu in layout.gpus]
-            wanted = _list_field_ids(groups)
+            self._xids.read(watches.list_xid_watches(), layout)
+            ids = [gpu.key.id for gpu in layout.gpus]
 
             details: dict[int, Details | None] = {}
-            if HEALTH_FIELD in wanted:
-                details[HEALTH_FIELD] = check_health(self._connection, self._find_gpu_groups(), ids)
-            if P2P_FIELD in wanted:
+            if watches.includes(HEALTH_FIELD):
+                details[HEALTH_FIELD] = check_health(self._connection, watches.gpu_groups, ids)
+            if watches.includes(P2P_FIELD):
                 details[P2P_FIELD] = read_p2p(self._connection, ids)
             self._details = details
 
@@ -244,6 +240,7 @@ class DcgmTelemetry:
             entities = self._layout.find_entities(gpu.uuid)
             if not entities:
                 raise DeviceLost(f"{gpu.text} is no longer listed by DCGM")
+            # Compute instances have XIDs, but no fields.
             readable = [entity for entity in entities if entity.kind != "GPU_CI"]
             reading = self._read_entities(readable, fields)
 
@@ -253,15 +250,17 @@ class DcgmTelemetry:
             if by_gpu is None:
                 unsupported.append((gpu.uuid, field_id))
             else:
-                details += by_gpu.get(entities[0].entity.id, ())
+                gpu_id = entities[0].key.id
+                details += by_gpu.get(gpu_id, ())
 
-        xid_watch = self._watches.get(("GPU", self._xid_group))
+        links_up = sum(entity.kind == "LINK" for entity in entities)
         return replace(
             reading,
             details=tuple(details),
             unsupported=tuple(unsupported),
-            reports_errors=xid_watch is not None and not xid_watch.rejected,
-            links_up=sum(entity.kind == "LINK" for entity in entities) or None,
+            reports_errors=self._watches.reports_xids,
+            # The layout has only active links. A GPU without NVLink has none, either.
+            links_up=links_up or None,
         )
 
     def read_others(self, fields: Sequence[Field]) -> GpuReading:
@@ -271,30 +270,32 @@ class DcgmTelemetry:
     def _read_entities(self, entities: Sequence[DcgmEntity], fields: Sequence[Field]) -> GpuReading:
         group = self._find_group(fields)
         self._update_watches()
-        latest = LatestValues({one.entity: {} for one in entities})
-        by_kind = group_by_key((one.kind, one.entity) for one in entities)
-        for kind, some in by_kind.items():
-            watch = self._watches.get((kind, group))
+        latest = LatestValues({entity.key: {} for entity in entities})
+        by_kind = group_by_key((entity.kind, entity.key) for entity in entities)
+        for kind, of_kind in by_kind.items():
+            watch = self._watches.find(kind, group)
             if watch is not None:
-                watch.read(some, latest)
+                watch.read(of_kind, latest)
 
         keys = {}
         readings: dict[Device, FieldValues] = {}
         others = []
-        for one in entities:
-            values = latest.values[one.entity]
-            if one.device is not None and one.kind != "LINK":
-                device = self._companion.complete(one.device)
-                keys[one.entity] = device.key
+        for entity in entities:
+            values = latest.values[entity.key]
+            if entity.device is not None and entity.kind != "LINK":
+                device = self._companion.complete(entity.device)
+                keys[entity.key] = device.key
                 readings[device] = values
             elif values:
-                kind = "LINK" if one.kind == SWITCH_LINK else one.kind
-                others.append(EntityState(kind, one.labels, by_name(values)))
+                # Metrics do not distinguish the two kinds of links.
+                kind = "LINK" if entity.kind == SWITCH_LINK else entity.kind
+                others.append(EntityState(kind, entity.labels, by_name(values)))
 
         unsupported = set()
-        for entity, field_id in latest.unsupported:
-            if entity in keys:
-                unsupported.add((keys[entity], field_id))
+        for without_value, field_id in latest.unsupported:
+            if without_value in keys:
+                unsupported.add((keys[without_value], field_id))
+        # Removes duplicates, but keeps the order.
         errors = dict.fromkeys(latest.errors)
 
         return GpuReading(
@@ -306,104 +307,15 @@ class DcgmTelemetry:
         )
 
     def _update_watches(self) -> None:
-        with self._watch_lock:
+        with self._watches.lock:
             layout = self._layout
-            groups = self._groups
-            if self._watched == (layout, groups):
-                return
-
-            self._stop_watches()
-            self._watches = self._make_watches(layout, groups)
-            try:
-                for watch in self._watches.values():
-                    watch.start()
-            except SourceError:
-                self._stop_watches()
-                raise
-
-            self._connection.call("dcgmUpdateAllFields", 1)
-            # A health check returns nothing before dcgmHealthSet.
-            if HEALTH_FIELD in _list_field_ids(groups):
-                for gpus in self._find_gpu_groups():
-                    self._connection.try_call("dcgmHealthSet", gpus, s.HEALTH_ALL)
-
-            self._watched = layout, groups
-            # The first call skips old XIDs, so that later calls report only new XIDs.
-            self._read_xids(layout)
-
-    def _stop_watches(self) -> None:
-        for watch in self._watches.values():
-            watch.stop()
-        self._watches = {}
-
-    def _make_watches(
-        self, layout: NodeLayout, groups: Sequence[FieldGroup]
-    ) -> dict[tuple[str, FieldGroup], FieldWatch]:
-        watches = {}
-        by_kind = group_by_key((one.kind, one.entity) for one in layout.entities)
-        for kind, entities in by_kind.items():
-            wanted = {group: _select_fields(group.fields, kind) for group in groups}
-            if kind in _XID_KINDS:
-                wanted[self._xid_group] = self._xid_group.fields
-
-            for group, some in wanted.items():
-                if some:
-                    watches[kind, group] = FieldWatch(
-                        self._connection, entities, some, group.interval, self._clock, self._seen
-                    )
-        return watches
-
-    def _read_xids(self, layout: NodeLayout) -> None:
-        """Adds the XIDs since the last call to `_xids`. The first call only skips old XIDs."""
-        watches = []
-        for (_, group), watch in self._watches.items():
-            if group is self._xid_group:
-                watches.append(watch)
-
-        keys = {}
-        for one in layout.entities:
-            if one.device is not None and one.kind in _XID_KINDS:
-                keys[one.entity] = one.device.key
-
-        for timestamp, entity, xid in sorted(self._read_samples(watches)):
-            if timestamp <= self._last_xids.get(entity, 0):
-                continue
-            self._last_xids[entity] = timestamp
-            if self._has_read_xids and entity in keys:
-                seconds = timestamp / 1_000_000
-                self._xids.add(ErrorEvent(keys[entity], xid, seconds))
-        self._has_read_xids |= bool(watches)
-
-    def _read_samples(self, watches: Iterable[FieldWatch]) -> list[tuple[int, Entity, int]]:
-        """Returns time in microseconds, entity and XID since the last call, and some older ones."""
-        samples: list[tuple[int, Entity, int]] = []
-
-        def add_values(group: int, entity_id: int, values: Any, count: int, _user: object) -> int:
-            for value in values[:count]:
-                if value.status == 0 and 0 < value.value.i64 < s.INT32_BLANK:
-                    samples.append((value.ts, Entity(group, entity_id), value.value.i64))
-            return 0
-
-        callback = s.OnValues(add_values)
-        last = max(self._last_xids.values(), default=0)
-        since = c_int64(max(last - _OVERLAP_US, 0))
-
-        for watch in watches:
-            for groups in product(watch.groups, watch.field_groups):
-                self._connection.call(
-                    "dcgmGetValuesSince_v2", *groups, since, byref(c_int64()), callback, None
-                )
-        return samples
-
-    def _find_gpu_groups(self) -> list[s.Handle]:
-        watch = self._watches.get(("GPU", self._xid_group))
-        if watch is None:
-            return []
-        return watch.groups
+            if self._watches.update(layout, self._groups):
+                # The first call skips old XIDs, so that later calls report only new XIDs.
+                self._xids.read(self._watches.list_xid_watches(), layout)
 
     def error_events(self) -> Sequence[ErrorEvent]:
         self._companion.discard_error_events()
-        return self._xids.drain()
+        return self._xids.events.drain()
 
     def release(self, wait: float) -> bool:
         closed = self._close(wait / 2)
@@ -413,20 +325,118 @@ class DcgmTelemetry:
         return self._companion.release(wait / 2) and closed
 
     def _close(self, wait: float) -> bool:
-        if not self._connection.close(wait, self._stop_watches):
+        if not self._connection.close(wait, self._watches.stop):
             return False
-        with self._watch_lock:
-            self._watches = {}
-            self._watched = None
+        with self._watches.lock:
+            # On a lost connection, they were not stopped.
+            self._watches.clear()
             self._details = {}
         return True
 
 
-def _list_field_ids(groups: Sequence[FieldGroup]) -> set[int]:
-    ids: set[int] = set()
-    for group in groups:
-        ids.update(field.id for field in group.fields)
-    return ids
+# Watches
+
+
+class _Watches:
+    """One `FieldWatch` for each kind of entity and each field group.
+
+    Callers must hold `lock`, except for `find` and `reports_xids`.
+    """
+
+    def __init__(
+        self, connection: DcgmConnection, interval: float, clock: Callable[[], float]
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._xid_group = FieldGroup((fields()[XID_FIELD],), interval)
+        self.lock = threading.Lock()
+        self._changes: LastChanges = {}  # kept if the connection is reopened
+
+        # The entities and fields that are watched. None if nothing is watched.
+        self.layout: NodeLayout | None = None
+        self._groups: tuple[FieldGroup, ...] = ()
+        self._watches: dict[tuple[str, FieldGroup], FieldWatch] = {}  # by kind and group
+
+    def find(self, kind: str, group: FieldGroup) -> FieldWatch | None:
+        return self._watches.get((kind, group))
+
+    @property
+    def reports_xids(self) -> bool:
+        watch = self.find("GPU", self._xid_group)
+        return watch is not None and not watch.rejected
+
+    @property
+    def gpu_groups(self) -> list[s.Handle]:
+        """Handles of DCGM's groups that contain all GPUs."""
+        watch = self.find("GPU", self._xid_group)
+        if watch is None:
+            return []
+        return watch.groups
+
+    def list_xid_watches(self) -> list[FieldWatch]:
+        watches = [self.find(kind, self._xid_group) for kind in _XID_KINDS]
+        return select_known(watches)
+
+    def includes(self, field_id: int) -> bool:
+        wanted = fields()[field_id]
+        return any(wanted in group.fields for group in self._groups)
+
+    def update(self, layout: NodeLayout, groups: tuple[FieldGroup, ...]) -> bool:
+        """Watches these entities and fields. Returns False if they are already watched."""
+        if layout == self.layout and groups == self._groups:
+            return False
+
+        self.stop()
+        self._watches = self._make_watches(layout, groups)
+        try:
+            for watch in self._watches.values():
+                watch.start()
+        except SourceError:
+            self.stop()
+            raise
+
+        self._groups = groups
+        # Waits until the engine has read all fields once.
+        self._connection.call("dcgmUpdateAllFields", 1)
+        # A health check returns nothing before dcgmHealthSet.
+        if self.includes(HEALTH_FIELD):
+            for gpus in self.gpu_groups:
+                self._connection.try_call("dcgmHealthSet", gpus, s.HEALTH_ALL)
+        self.layout = layout
+        return True
+
+    def stop(self) -> None:
+        for watch in self._watches.values():
+            watch.stop()
+        self.clear()
+
+    def clear(self) -> None:
+        """Drops the watches without stopping them."""
+        self.layout = None
+        self._groups = ()
+        self._watches = {}
+
+    def _make_watches(
+        self, layout: NodeLayout, groups: Sequence[FieldGroup]
+    ) -> dict[tuple[str, FieldGroup], FieldWatch]:
+        watches = {}
+        by_kind = group_by_key((entity.kind, entity.key) for entity in layout.entities)
+        for kind, entities in by_kind.items():
+            selected = {group: _select_fields(group.fields, kind) for group in groups}
+            if kind in _XID_KINDS:
+                selected[self._xid_group] = self._xid_group.fields
+
+            for group, of_kind in selected.items():
+                if of_kind:
+                    watches[kind, group] = FieldWatch(
+                        self._connection,
+                        entities,
+                        of_kind,
+                        group.interval,
+                        self._clock,
+                        self._changes,
+                    )
+        return watches
 
 
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
@@ -445,9 +455,66 @@ def _has_field(kind: str, wanted: Field) -> bool:
         return wanted.per_instance
     if kind == "GPU_CI":
         return False
+    # DCGM's names tell links of switches from links of GPUs. The level is the same.
     if wanted.level == "LINK":
-        return kind == (SWITCH_LINK if "NVSWITCH" in wanted.name else "LINK")
+        link_kind = SWITCH_LINK if "NVSWITCH" in wanted.name else "LINK"
+        return kind == link_kind
     return wanted.level == kind
+
+
+# XIDs
+
+
+@dataclass(slots=True)
+class _XidReader:
+    """Reads XIDs from the samples that the engine has kept since the last reading."""
+
+    _connection: DcgmConnection
+    events: ErrorEvents = field(default_factory=ErrorEvents)
+    _last: dict[Entity, int] = field(default_factory=dict)  # time of the last XID in microseconds
+    _is_first: bool = True
+
+    def read(self, watches: Sequence[FieldWatch], layout: NodeLayout) -> None:
+        """Adds the XIDs since the last call to `events`. The first call only skips old XIDs."""
+        keys = {}
+        for entity in layout.entities:
+            if entity.device is not None and entity.kind in _XID_KINDS:
+                keys[entity.key] = entity.device.key
+
+        for timestamp, source, xid in sorted(self._read_samples(watches)):
+            if timestamp <= self._last.get(source, 0):
+                continue
+            self._last[source] = timestamp
+            if source in keys and not self._is_first:
+                seconds = timestamp / 1_000_000
+                self.events.add(ErrorEvent(keys[source], xid, seconds))
+
+        # Without a GPU, there is no watch, so old XIDs were not skipped yet.
+        if watches:
+            self._is_first = False
+
+    def _read_samples(self, watches: Iterable[FieldWatch]) -> list[tuple[int, Entity, int]]:
+        """Returns time in microseconds, entity and XID since the last call, and some older ones."""
+        samples: list[tuple[int, Entity, int]] = []
+
+        def add_values(group: int, entity_id: int, values: Any, count: int, _user: object) -> int:
+            for value in values[:count]:
+                xid = value.value.i64
+                if value.status == 0 and 0 < xid < s.INT32_BLANK:
+                    samples.append((value.ts, Entity(group, entity_id), xid))
+            return 0
+
+        callback = s.OnValues(add_values)
+        last = max(self._last.values(), default=0)
+        since = c_int64(max(last - _OVERLAP_US, 0))
+
+        for watch in watches:
+            for groups in product(watch.groups, watch.field_groups):
+                # The engine also returns the time of the next reading, which is not used.
+                self._connection.call(
+                    "dcgmGetValuesSince_v2", *groups, since, byref(c_int64()), callback, None
+                )
+        return samples
 
 
 # Health
@@ -460,7 +527,7 @@ def check_health(
 
     If a check has several incidents, returns the worst.
     """
-    worst: dict[tuple[int, int], tuple[int, int]] = {}  # GPU id and check -> health and error code
+    worst: _Incidents = {}
     kind = s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4
     for group in groups:
         response = s.make_struct(kind)
@@ -469,30 +536,25 @@ def check_health(
 
         for incident in response.incidents[: response.incidentCount]:
             entity = incident.entity
-            if entity.group != EntityGroup.GPU or incident.system not in _WATCHES:
+            if entity.group != EntityGroup.GPU or incident.system not in _HEALTH_CHECKS:
                 continue
             key = entity.id, incident.system
             result = incident.health, incident.code
             worst[key] = max(result, worst.get(key, result))
 
-    details = {}
-    for gpu_id in gpu_ids:
-        details[gpu_id] = tuple(_make_health_details(gpu_id, worst))
-    return details
+    return {gpu_id: _make_health_details(gpu_id, worst) for gpu_id in gpu_ids}
 
 
-def _make_health_details(
-    gpu: int, worst: Mapping[tuple[int, int], tuple[int, int]]
-) -> list[Detail]:
+def _make_health_details(gpu_id: int, worst: _Incidents) -> list[Detail]:
     """Returns the health details of one GPU.
 
     Includes the check ALL only if it failed, as in dcgm-exporter.
     """
     details: list[Detail] = []
-    for watch, name in _WATCHES.items():
-        health, number = worst.get((gpu, watch), (_PASS, 0))
-        if watch != s.HEALTH_ALL or health:
-            details.append((HEALTH, health_labels(name, number), health))
+    for system, name in _HEALTH_CHECKS.items():
+        health, code = worst.get((gpu_id, system), (_PASS, 0))
+        if system != s.HEALTH_ALL or health != _PASS:
+            details.append((HEALTH, health_labels(name, code), health))
     return details
 
 
@@ -504,10 +566,9 @@ def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | No
 
     details: dict[int, list[Detail]] = {}
     for gpu in status.gpus[: status.numGpus]:
-        details[gpu.entityId] = []
-        for peer in gpu_ids:
-            state = gpu.linkStatus[peer]
-            if peer != gpu.entityId and 0 <= state < len(P2P_STATES):
-                labels = {"link_status": P2P_STATES[state], "peer_gpu": str(peer)}
-                details[gpu.entityId].append((P2P, labels, state))
+        peers: list[Detail] = []
+        for peer_id in gpu_ids:
+            if peer_id != gpu.entityId:
+                peers += list_peer_state(peer_id, gpu.linkStatus[peer_id])
+        details[gpu.entityId] = peers
     return details

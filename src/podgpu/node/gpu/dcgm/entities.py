@@ -52,7 +52,7 @@ class DcgmEntity:
     # `Field.level` of its fields, or SWITCH_LINK. Links of switches and links of GPUs have
     # different fields.
     kind: str
-    entity: Entity
+    key: Entity
     # The GPU or MIG instance to which the entity belongs. None for switches and CPUs.
     device: Device | None = None
     labels: dict[str, str] = field(default_factory=dict)  # labels of a link, switch, CPU or core
@@ -61,7 +61,7 @@ class DcgmEntity:
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
     entities: tuple[DcgmEntity, ...] = ()  # a GPU is followed by its instances and active links
-    unreachable: Mapping[int, str] = field(default_factory=dict)
+    unreachable: Mapping[int, str] = field(default_factory=dict)  # why, by GPU id
 
     @property
     def gpus(self) -> list[DcgmEntity]:
@@ -74,11 +74,11 @@ class NodeLayout:
 
     def find_entities(self, uuid: str) -> list[DcgmEntity]:
         """Returns the GPU with this UUID, its instances and its links."""
-        found = []
+        entities = []
         for entity in self.entities:
             if entity.device is not None and entity.device.uuid == uuid:
-                found.append(entity)
-        return found
+                entities.append(entity)
+        return entities
 
 
 class _Mig(NamedTuple):
@@ -101,6 +101,7 @@ def read_outline(connection: DcgmConnection) -> Outline:
 
     states = {}
     for gpu_id in ids[: count.value]:
+        # Stays 0 (unknown) if the engine does not support the call.
         state = c_int()
         with suppress(Unsupported):
             connection.call("dcgmGetGpuStatus", gpu_id, byref(state))
@@ -121,9 +122,10 @@ def read_outline(connection: DcgmConnection) -> Outline:
 def read_layout(
     connection: DcgmConnection, outline: Outline, switches: Selection, cpus: Selection
 ) -> NodeLayout:
-    """Reads all entities. `switches` and `cpus`: entities to include.
+    """Reads all entities. GPUs that cannot be read become `unreachable`.
 
-    GPUs that cannot be read become `unreachable`.
+    `switches` and `cpus` select the entities to include. Their options are those of GPUs and
+    instances: a GPU stands for a switch or CPU, an instance for a link or core.
     """
     ids = [Entity(EntityGroup.GPU, gpu_id) for gpu_id in outline.states]
     minors = read_live(connection, ids, fields()[_MINOR])
@@ -131,26 +133,27 @@ def read_layout(
 
     entities = []
     unreachable = {}
-    for entity, state in zip(ids, outline.states.values(), strict=True):
+    for gpu_id, state in outline.states.items():
         try:
-            device = _read_device(connection, entity.id, state)
+            device = _read_device(connection, gpu_id, state)
         except DriverGone:
             raise
         except SourceError as e:
-            unreachable[entity.id] = str(e)
+            unreachable[gpu_id] = str(e)
             continue
 
+        entity = Entity(EntityGroup.GPU, gpu_id)
         minor = minors.get(entity)
-        migs = [mig for mig in outline.migs if mig.parent == entity]
+        instances = [mig for mig in outline.migs if mig.parent == entity]
         device = replace(
             device,
             minor=minor if isinstance(minor, int) else None,
-            mig_enabled=device.mig_enabled or bool(migs),
+            mig_enabled=device.mig_enabled or bool(instances),
         )
         entities.append(DcgmEntity("GPU", entity, device))
-        entities += _read_instances(connection, device, migs, outline.migs)
-        for link in gpu_links.get(entity.id, ()):
-            entities.append(_make_gpu_link(device, entity.id, link))
+        entities += _read_instances(connection, device, instances, outline.migs)
+        for link in gpu_links.get(gpu_id, ()):
+            entities.append(_make_gpu_link(device, gpu_id, link))
 
     entities += _read_switches(connection, switches, switch_links)
     entities += _read_cpus(connection, cpus)
@@ -172,6 +175,7 @@ def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
         mig_enabled=attributes.settings[_MIG_MODE] == 1,
     )
 
+    # DCGM's codes for "no text" begin with <<<.
     if not device.uuid or device.uuid.startswith("<<<"):
         raise SourceError("no_data", f"DCGM lists GPU {gpu_id} but does not report its UUID")
     return device
@@ -180,10 +184,14 @@ def _read_device(connection: DcgmConnection, gpu_id: int, state: int) -> Device:
 def _read_instances(
     connection: DcgmConnection, gpu: Device, instances: Sequence[_Mig], migs: Sequence[_Mig]
 ) -> Iterator[DcgmEntity]:
+    """Yields the GPU instances of a GPU, each with its compute instances.
+
+    `migs`: the GPU and compute instances of all GPUs.
+    """
     profiles = read_live(connection, [mig.entity for mig in instances], fields()[_NAME])
     for instance in sorted(instances, key=lambda mig: mig.instance_id):
-        compute = [mig.entity for mig in migs if mig.parent == instance.entity]
-        values = read_live(connection, compute, fields()[_UUID])
+        compute_instances = [mig.entity for mig in migs if mig.parent == instance.entity]
+        values = read_live(connection, compute_instances, fields()[_UUID])
         uuids = [str(value) for value in values.values()]
         # Older engines return the UUID of the GPU, which is omitted.
         mig_uuids = [uuid for uuid in uuids if uuid.startswith("MIG-")]
@@ -195,7 +203,7 @@ def _read_instances(
             mig_uuids=tuple(mig_uuids),
         )
         yield DcgmEntity("GPU_I", instance.entity, device)
-        for entity in compute:
+        for entity in compute_instances:
             yield DcgmEntity("GPU_CI", entity, device)
 
 
@@ -213,7 +221,8 @@ def _make_gpu_link(gpu: Device, gpu_id: int, link: int) -> DcgmEntity:
 
 
 def _link(owner: EntityGroup, owner_id: int, link: int) -> Entity:
-    return Entity(EntityGroup.LINK, owner | link << 8 | owner_id << 24)  # dcgm_link_t of DCGM 4
+    # dcgm_link_t of DCGM 4: one byte for the owner's kind, two for the link, one for the owner's id
+    return Entity(EntityGroup.LINK, owner | (link << 8) | (owner_id << 24))
 
 
 def _read_links(connection: DcgmConnection) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
@@ -242,6 +251,7 @@ def _find_active_links(owners: Sequence[Any]) -> dict[int, list[int]]:
 def _read_switches(
     connection: DcgmConnection, selection: Selection, links: Mapping[int, Sequence[int]]
 ) -> Iterator[DcgmEntity]:
+    """Yields the selected switches and links, see `read_layout`. `links`: by switch."""
     ids = (c_uint32 * _MAX_SWITCHES)()
     count = c_int(_MAX_SWITCHES)
     if not connection.try_call(
@@ -260,6 +270,7 @@ def _read_switches(
 
 
 def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[DcgmEntity]:
+    """Yields the selected CPUs and cores, see `read_layout`."""
     hierarchy = s.make_struct(s.CpuHierarchy)
     if not connection.try_call("dcgmGetCpuHierarchy", byref(hierarchy)):
         return
@@ -271,7 +282,8 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
 
         mask = int.from_bytes(bytes(cpu.cores.bitmask), "little")
         for core in range(mask.bit_length()):
-            if mask >> core & 1 and selection.shows_instance(core):
+            is_present = mask >> core & 1
+            if is_present and selection.shows_instance(core):
                 entity = Entity(EntityGroup.CPU_CORE, core)
                 yield DcgmEntity("CPU_CORE", entity, labels={"cpucore": str(core)} | name)
 
@@ -281,7 +293,7 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
 _MAX_VALUES = 1024  # maximum number of values per call, because each value needs 4 KiB of memory
 _NOT_YET_READ = {"no_data", "not_watched"}
 _KEEP_SECONDS = 600.0  # how long the engine keeps samples, as in dcgm-exporter
-_STALE_INTERVALS = 3
+_STALE_INTERVALS = 3  # a value is stale if its timestamp has not changed for so many intervals
 _NOT_CAUSED_BY_A_FIELD = {"timeout", "max_limit", "insufficient_resources", "version_mismatch"}
 _FIRST_FIELD_OF_4_7 = 1613
 # A code for `blank` is followed by the codes for `not found`, `not supported` and `not permitted`.
@@ -300,10 +312,20 @@ def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 @dataclass(slots=True)
 class LatestValues:
-    values: dict[Entity, dict[int, Value]]
-    unsupported: list[tuple[Entity, int]] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
+    values: dict[Entity, dict[int, Value]]  # by entity and field id
+    unsupported: list[tuple[Entity, int]] = field(default_factory=list)  # entity and field id
+    dropped: list[int] = field(default_factory=list)  # ids of fields with invalid values
     errors: list[str] = field(default_factory=list)
+
+
+class LastChange(NamedTuple):
+    """When a value of the engine last changed its timestamp."""
+
+    timestamp: int  # of the engine
+    noticed_at: float  # monotonic time
+
+
+LastChanges = dict[tuple[Entity, int], LastChange]  # by entity and field id
 
 
 @dataclass(slots=True)
@@ -318,14 +340,12 @@ class FieldWatch:
     _fields: Sequence[Field]
     _interval: float
     _clock: Callable[[], float]
-    # By entity and field id: last timestamp, and when the timestamp changed. Kept if the connection
-    # is reopened.
-    _seen: dict[tuple[Entity, int], tuple[int, float]]
+    _changes: LastChanges  # shared by all watches
     groups: list[s.Handle] = field(default_factory=list)  # handles of DCGM's groups of entities
     field_groups: list[s.Handle] = field(default_factory=list)
     rejected: set[int] = field(default_factory=set)  # ids of the fields that the engine rejected
-    # Ids of the fields to read, and the fields that are computed from each of them.
-    _wanted: dict[int, list[Field]] = field(default_factory=dict)
+    # By id of a field to read: the wanted fields that are computed from it.
+    _computed_from: dict[int, list[Field]] = field(default_factory=dict)
 
     def start(self) -> None:
         """Starts the watch. Adds fields that the engine rejects to `rejected`.
@@ -333,12 +353,12 @@ class FieldWatch:
         Raises SourceError for other errors.
         """
         for wanted in self._fields:
-            source = _read_as(wanted, self._connection.version)
-            self._wanted.setdefault(source.id, []).append(wanted)
+            source = _find_source(wanted, self._connection.version)
+            self._computed_from.setdefault(source.id, []).append(wanted)
 
         chunks = _chunks(self._entities, s.MAX_ENTITIES)
         self.groups = [self._create_group(entities) for entities in chunks]
-        for ids in _chunks(list(self._wanted), s.MAX_FIELDS):
+        for ids in _chunks(list(self._computed_from), s.MAX_FIELDS):
             self._watch_fields(ids)
 
     def stop(self) -> None:
@@ -357,17 +377,17 @@ class FieldWatch:
         Raises DeviceLost if a GPU is lost, and SourceError if the call fails.
         """
         watched = []
-        for field_id, users in self._wanted.items():
+        for field_id, computed in self._computed_from.items():
             if field_id not in self.rejected:
                 watched.append(field_id)
                 continue
-            for wanted in users:
+            for wanted in computed:
                 latest.unsupported += [(entity, wanted.id) for entity in entities]
 
         for raw in _read_raw(self._connection, entities, watched):
             entity = Entity(raw.entityGroupId, raw.entityId)
             if entity in latest.values:
-                for wanted in self._wanted.get(raw.fieldId, ()):
+                for wanted in self._computed_from.get(raw.fieldId, ()):
                     self._accept(latest, entity, wanted, raw)
 
     def _accept(self, latest: LatestValues, entity: Entity, wanted: Field, raw: Any) -> None:
@@ -378,6 +398,7 @@ class FieldWatch:
         except Unsupported:
             latest.unsupported.append((entity, wanted.id))
         except SourceError as e:
+            # A lost instance does not make the whole reading fail.
             if isinstance(e, DeviceLost) and entity.group == EntityGroup.GPU:
                 raise
             if e.reason not in _NOT_YET_READ:
@@ -394,12 +415,12 @@ class FieldWatch:
     def _is_fresh(self, entity: Entity, raw: Any) -> bool:
         key = entity, raw.fieldId
         now = self._clock()
-        timestamp, changed_at = self._seen.get(key, (None, now))
-        if timestamp != raw.ts:
-            self._seen[key] = raw.ts, now
+        last = self._changes.get(key)
+        if last is None or last.timestamp != raw.ts:
+            self._changes[key] = LastChange(raw.ts, now)
             return True
 
-        age = now - changed_at
+        age = now - last.noticed_at
         return age < _STALE_INTERVALS * self._interval
 
     def _create_group(self, entities: Sequence[Entity]) -> s.Handle:
@@ -454,7 +475,7 @@ def _make_name() -> bytes:
     return f"podgpu-{uuid.uuid4().hex[:16]}".encode()
 
 
-def _read_as(wanted: Field, version: Version) -> Field:
+def _find_source(wanted: Field, version: Version) -> Field:
     """Returns the field to read.
 
     If this version of DCGM lacks `wanted`, returns the older field in another unit. DCGM 4.6.1
@@ -472,7 +493,7 @@ def read_live(
     """Reads one field directly from the driver. Omits entities without a value."""
     values = {}
     try:
-        for raw in _read_raw(connection, entities, [wanted.id], s.LIVE):
+        for raw in _read_raw(connection, entities, [wanted.id], flags=s.LIVE):
             with suppress(Blank, SourceError):
                 values[Entity(raw.entityGroupId, raw.entityId)] = decode(wanted, raw)
     except DriverGone:
@@ -487,13 +508,13 @@ def _read_raw(
 ) -> Iterator[Any]:
     for ids in _chunks(field_ids, s.MAX_FIELDS):
         numbers = (c_uint16 * len(ids))(*ids)
-        most = min(s.MAX_ENTITIES, _MAX_VALUES // len(ids))
-        for some in _chunks(entities, max(1, most)):
-            pairs = (s.EntityPair * len(some))(*some)
-            count = len(some) * len(ids)
+        max_entities = min(s.MAX_ENTITIES, _MAX_VALUES // len(ids))
+        for chunk in _chunks(entities, max_entities):
+            pairs = (s.EntityPair * len(chunk))(*chunk)
+            count = len(chunk) * len(ids)
             values = (s.FieldValueV2 * count)()
             connection.call(
-                "dcgmEntitiesGetLatestValues", pairs, len(some), numbers, len(ids), flags, values
+                "dcgmEntitiesGetLatestValues", pairs, len(chunk), numbers, len(ids), flags, values
             )
             yield from values
 
@@ -518,7 +539,8 @@ def decode(wanted: Field, raw: Any) -> Value:
 
     if value in _UNSUPPORTED_VALUES:
         raise Unsupported(f"{wanted.name}: not supported or not permitted")
-    if value in _BLANK_VALUES or (isinstance(value, bytes) and value.startswith(b"<<<")):
+    is_code = isinstance(value, bytes) and value.startswith(b"<<<")
+    if is_code or value in _BLANK_VALUES:
         raise Blank(repr(value))
     # `value_of` would reject a large counter as blank.
     if isinstance(value, float) and s.DOUBLE_BLANK < value < math.inf:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from podgpu.model import Device, ProcessUsage, Value, device_key
 from podgpu.workers import DriverLock
 
 Key = TypeVar("Key", bound=Hashable)
+T = TypeVar("T")
 _UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_supported",
@@ -56,6 +58,7 @@ _REASONS = {
     pynvml.NVML_ERROR_NOT_READY: "not_ready",
     pynvml.NVML_ERROR_UNKNOWN: "unknown",
 }
+# Functions that fill a structure of the caller, and its type.
 _OUT_STRUCTS = {
     "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v3_t",
     "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
@@ -87,7 +90,7 @@ class NvmlDriver:
         """Initializes NVML, unless it is open. Raises DriverGone or VersionMismatch."""
         self._lock.open(partial(self.call, "nvmlInit"))
 
-    def close(self, wait: float, free: Callable[[], None] = lambda: None) -> bool:
+    def close(self, wait: float, free: Callable[[], None]) -> bool:
         """Calls `free`, then shuts NVML down.
 
         If another call does not return within `wait` seconds, leaves NVML open and returns False.
@@ -127,17 +130,20 @@ class NvmlDriver:
             struct = getattr(self._nvml, _OUT_STRUCTS[name])()
             function(*arguments, ctypes.byref(struct))
             return struct
+        if name == "nvmlDeviceValidateInforom":
+            return _is_inforom_valid(function, *arguments)
+        return function(*arguments)
 
-        if name != "nvmlDeviceValidateInforom":
-            return function(*arguments)
 
-        try:
-            function(*arguments)
-        except pynvml.NVMLError as e:
-            if e.value == pynvml.NVML_ERROR_CORRUPTED_INFOROM:
-                return 0
-            raise
-        return 1
+def _is_inforom_valid(validate: Callable[..., None], handle: Any) -> int:
+    """Returns 1 or 0. NVML reports the result as an error instead of a value."""
+    try:
+        validate(handle)
+    except pynvml.NVMLError as e:
+        if e.value == pynvml.NVML_ERROR_CORRUPTED_INFOROM:
+            return 0
+        raise
+    return 1
 
 
 def translate(code: int, function: str) -> SourceError | StartError:
@@ -188,6 +194,20 @@ class CallGuard(Generic[Key]):
             yield
         except SourceError as e:
             self.add(e, keys)
+
+    def attempt(self, key: Key, call: Callable[[], T]) -> T | None:
+        """Returns the result of `call`. None if `key` is not supported, or if the call fails."""
+        if key not in self.unsupported:
+            with self.catch(key):
+                return call()
+        return None
+
+    def is_valid(self, key: Key, value: float, most: float) -> bool:
+        """Returns True if the value is between 0 and `most`. Otherwise records it as dropped."""
+        if 0 <= value <= most:
+            return True
+        self.dropped.append(key)
+        return False
 
     def add(self, error: SourceError, keys: Iterable[Key]) -> None:
         """Collects an error. `keys`: the values that could not be read.
@@ -252,26 +272,37 @@ def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
 
 def list_instances(driver: NvmlDriver, gpu: DeviceHandle) -> list[DeviceHandle]:
     """Returns the MIG instances of a GPU."""
-    instances: dict[int, DeviceHandle] = {}
+    # An instance may have several MIG devices.
+    by_instance: defaultdict[int, list[Any]] = defaultdict(list)
+    for mig in _list_mig_devices(driver, gpu):
+        by_instance[driver.call("nvmlDeviceGetGpuInstanceId", mig)].append(mig)
+
+    instances = []
+    for gi_id in sorted(by_instance):
+        migs = by_instance[gi_id]
+        profile = _parse_profile(driver.call("nvmlDeviceGetName", migs[0]))
+        uuids = [driver.call("nvmlDeviceGetUUID", mig) for mig in migs]
+        device = replace(gpu.device, gi_id=gi_id, profile=profile, mig_uuids=tuple(uuids))
+        instances.append(DeviceHandle(device, migs[0]))
+    return instances
+
+
+def _list_mig_devices(driver: NvmlDriver, gpu: DeviceHandle) -> Iterator[Any]:
     for slot in range(driver.call("nvmlDeviceGetMaxMigDeviceCount", gpu.handle)):
         try:
-            mig = driver.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu.handle, slot)
+            yield driver.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu.handle, slot)
         except SourceError as e:
             # No MIG device has this index. Older drivers then return INVALID_ARGUMENT.
-            if e.reason == "not_found" or isinstance(e, Unsupported):
-                continue
-            raise
+            if e.reason != "not_found" and not isinstance(e, Unsupported):
+                raise
 
-        gi_id = driver.call("nvmlDeviceGetGpuInstanceId", mig)
-        name = driver.call("nvmlDeviceGetName", mig)
-        profile = _PROFILE.search(name)
-        device = replace(gpu.device, gi_id=gi_id, profile=profile[1] if profile else name)
 
-        # An instance may have several MIG devices.
-        known = instances.get(gi_id, DeviceHandle(device, mig))
-        mig_uuids = (*known.device.mig_uuids, driver.call("nvmlDeviceGetUUID", mig))
-        instances[gi_id] = replace(known, device=replace(known.device, mig_uuids=mig_uuids))
-    return [instances[gi_id] for gi_id in sorted(instances)]
+def _parse_profile(name: str) -> str:
+    """Returns the profile in the name of a MIG device, or else the whole name."""
+    match = _PROFILE.search(name)
+    if match is None:
+        return name
+    return match[1]
 
 
 # Processes
@@ -296,6 +327,7 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
     """Lists the processes on a GPU and its MIG instances. Raises Unsupported or SourceError."""
     gpu = layout[0]
     targets = _list_targets(driver, layout)
+    # Nothing can run in MIG mode without instances, and the GPU's own lists may be refused.
     if gpu.device.mig_enabled and len(targets) == 1:
         return ()
 
@@ -310,7 +342,8 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
                 continue
             for entry in entries:
                 if 0 < entry.pid <= MAX_PID:
-                    usages.append(_parse(gpu.device.uuid, key, entry, function == _MPS_LIST))
+                    mps = function == _MPS_LIST
+                    usages.append(_parse_process(gpu.device.uuid, key, entry, mps=mps))
             # The GPU's list, visible with privileges, already contains the processes of its MIG
             # devices.
             if entries and target is gpu.handle:
@@ -332,10 +365,15 @@ def _list_targets(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> list[tu
     return targets
 
 
-def _parse(gpu: str, key: str, entry: Any, mps: bool) -> ProcessUsage:
+def _parse_process(gpu_uuid: str, list_key: str, entry: Any, *, mps: bool) -> ProcessUsage:
+    """Parses an entry of the list of the device `list_key`.
+
+    In MIG mode, entries of the GPU's list name their instance.
+    """
     gi_id = parse_instance_id(entry.gpuInstanceId)
+    key = list_key
     if gi_id is not None:
-        key = device_key(gpu, gi_id)
+        key = device_key(gpu_uuid, gi_id)
 
     memory = None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory
     return ProcessUsage(key, entry.pid, memory, mps)
@@ -349,17 +387,19 @@ def _deduplicate(usages: Iterable[ProcessUsage]) -> tuple[ProcessUsage, ...]:
     merged: dict[tuple[str, int], ProcessUsage] = {}
     for usage in usages:
         key = usage.device, usage.pid
-        known = merged.setdefault(key, usage)
-        if known is not usage:
-            memories = select_known([known.memory, usage.memory])
-            merged[key] = replace(
-                known, memory=max(memories, default=None), mps=known.mps or usage.mps
-            )
+        first = merged.get(key)
+        if first is None:
+            merged[key] = usage
+            continue
+        memories = select_known([first.memory, usage.memory])
+        mps = first.mps or usage.mps
+        merged[key] = replace(first, memory=max(memories, default=None), mps=mps)
     return tuple(merged[key] for key in sorted(merged))
 
 
 # Fields
 
+# Member of the union `nvmlValue_t` by NVML's value type.
 _VALUE_MEMBERS = dict(enumerate(("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")))
 ENERGY_COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
 MIN_GPM_SECONDS = 0.1  # minimum time between two GPM samples that NVML allows
@@ -385,9 +425,9 @@ class FirmwarePhase:
         self._cpu = cpu
         self._sleep = sleep
 
-        # CPU seconds of the last reading with each delay. 0 before the first.
+        # CPU seconds of the last reading with each delay. 0 before the first, so each is tried.
         self._costs = [0.0] * len(self.DELAYS)
-        self._choice = 0
+        self._choice = 0  # index of the delay
 
     @contextmanager
     def avoid_busy_firmware(self) -> Iterator[None]:
@@ -412,14 +452,16 @@ class GpmSampler:
 
     _driver: NvmlDriver
     _gpu: Any  # handle of the physical GPU
-    _gi_id: int | None = None
+    _gi_id: int | None  # None for the whole GPU
+    # The two memory areas for the last sample and the next one.
     _samples: list[Any] = field(default_factory=list)
-    last_at: float | None = None  # time of the last sample
+    last_at: float | None = None  # time of the last sample; None before the first
 
     def read(self, metrics: Sequence[int], now: float) -> dict[int, tuple[int, float]]:
         """Returns NVML's return code and the mean since the last call, for each metric.
 
-        The unit is percent or MiB/s. The first call returns an empty dict.
+        The unit is percent or MiB/s. Returns an empty dict on the first call, and if the last call
+        was too recent.
         """
         if self.last_at is not None and now - self.last_at < MIN_GPM_SECONDS:
             return {}
@@ -432,13 +474,15 @@ class GpmSampler:
             self._driver.call("nvmlGpmSampleGet", self._gpu, newer)
         else:
             self._driver.call("nvmlGpmMigSampleGet", self._gpu, self._gi_id, newer)
-        values = {} if self.last_at is None else self._compute(older, newer, metrics)
+        means = {}
+        if self.last_at is not None:
+            means = self._compute_means(older, newer, metrics)
 
         self._samples = [newer, older]
         self.last_at = now
-        return values
+        return means
 
-    def _compute(
+    def _compute_means(
         self, older: Any, newer: Any, metrics: Sequence[int]
     ) -> dict[int, tuple[int, float]]:
         request = self._driver.constant("c_nvmlGpmMetricsGet_t")()
@@ -470,12 +514,12 @@ class DevicePlan:
     _handle: Any
     gpm: GpmSampler
     _fields: Sequence[Field]
-    _values: dict[int, Value] = field(default_factory=dict)
-    _once: dict[int, Value] = field(default_factory=dict)
+    _values: dict[int, Value] = field(default_factory=dict)  # of the current reading, by field id
+    _constants: dict[int, Value] = field(default_factory=dict)  # see `Field.once`
     # Fields to read and their recipes, grouped by NVML call.
     _groups: dict[object, list[tuple[Field, Any]]] = field(default_factory=dict)
-    # Numbers of unsupported and of constant fields when `_groups` was built.
-    _grouped: tuple[int, int] | None = None
+    # Numbers of unsupported and of constant fields when `_groups` was built. None before.
+    _numbers_when_grouped: tuple[int, int] | None = None
     # Time and value of the last reading by field id, used to compute rates.
     _totals: dict[int, tuple[float, float]] = field(default_factory=dict)
     _phase: FirmwarePhase = field(default_factory=FirmwarePhase)
@@ -489,36 +533,39 @@ class DevicePlan:
         Raises DeviceLost or DriverGone. Other errors are recorded in `guard`.
         """
         self.guard.begin()
-        self._values = dict(self._once)
-        grouped = len(self.guard.unsupported), len(self._once)
-        if grouped != self._grouped:
-            self._grouped = grouped
+        self._values = dict(self._constants)
+        # These sets only grow, so their numbers show whether there is less to read.
+        numbers = len(self.guard.unsupported), len(self._constants)
+        if numbers != self._numbers_when_grouped:
+            self._numbers_when_grouped = numbers
             self._groups = self._group_fields()
 
-        for users in self._groups.values():
+        for group in self._groups.values():
+            _, recipe = group[0]
             try:
-                match users[0][1]:
+                match recipe:
                     case NvmlCall():
-                        self._read_call(users)
+                        self._read_call(recipe, group)
                     case FieldValue():
-                        self._read_field_values(users, now)
+                        self._read_field_values(group, now)
                     case Gpm():
-                        self._read_gpm(users, now)
+                        self._read_gpm(group, now)
             except SourceError as e:
-                self.guard.add(e, [wanted.id for wanted, _ in users])
+                self.guard.add(e, [wanted.id for wanted, _ in group])
         return self._values
 
     def _group_fields(self) -> dict[object, list[tuple[Field, Any]]]:
         groups: dict[object, list[tuple[Field, Any]]] = {}
         for wanted in self._fields:
-            if wanted.id in self.guard.unsupported or wanted.id in self._once:
+            if wanted.id in self.guard.unsupported or wanted.id in self._constants:
                 continue
 
             recipe = wanted.recipe
-            group: object = type(recipe)
+            # One call returns all field values, and one all GPM metrics.
+            key: object = type(recipe)
             if isinstance(recipe, NvmlCall):
-                group = recipe.function, recipe.arguments
-            groups.setdefault(group, []).append((wanted, recipe))
+                key = recipe.function, recipe.arguments
+            groups.setdefault(key, []).append((wanted, recipe))
         return groups
 
     def _accept(self, wanted: Field, raw: Any) -> None:
@@ -528,10 +575,9 @@ class DevicePlan:
             self.guard.dropped.append(wanted.id)
             return
         if wanted.once:
-            self._once[wanted.id] = value
+            self._constants[wanted.id] = value
 
-    def _read_call(self, users: list[tuple[Field, NvmlCall]]) -> None:
-        _, call = users[0]
+    def _read_call(self, call: NvmlCall, group: list[tuple[Field, NvmlCall]]) -> None:
         arguments = self._make_arguments(call)
         phase: AbstractContextManager[None] = nullcontext()
         if call.function == ENERGY_COUNTER:
@@ -539,7 +585,7 @@ class DevicePlan:
         with phase:
             answer = self._driver.call(call.function, *arguments)
 
-        for wanted, recipe in users:
+        for wanted, recipe in group:
             try:
                 value = getattr(answer, recipe.member) if recipe.member else answer
             except AttributeError:
@@ -561,21 +607,21 @@ class DevicePlan:
             arguments.append(argument)
         return arguments
 
-    def _read_field_values(self, users: list[tuple[Field, FieldValue]], now: float) -> None:
-        requests: set[tuple[int, int]] = set()
-        for _, recipe in users:
-            for field_id in recipe.ids:
-                requests.add((field_id, recipe.scope))
+    def _read_field_values(self, group: list[tuple[Field, FieldValue]], now: float) -> None:
+        requests: set[tuple[int, int]] = set()  # id and scope of NVML's field values
+        for _, recipe in group:
+            for value_id in recipe.ids:
+                requests.add((value_id, recipe.scope))
 
         batch = sorted(requests)
         answer = self._driver.call("nvmlDeviceGetFieldValues", self._handle, batch)
         entries = dict(zip(batch, answer, strict=True))
 
-        for wanted, recipe in users:
+        for wanted, recipe in group:
             with self.guard.catch(wanted.id):
-                value = sum(_decode_field_value(entries[i, recipe.scope]) for i in recipe.ids)
-                if wanted.is_rate:
-                    value = self._compute_rate(wanted.id, value, now)
+                parts = [_decode_field_value(entries[i, recipe.scope]) for i in recipe.ids]
+                total = sum(parts)
+                value = self._compute_rate(wanted.id, total, now) if wanted.is_rate else total
                 if value is not None:
                     self._accept(wanted, value)
 
@@ -591,22 +637,26 @@ class DevicePlan:
             return None
         return (total - total_before) / (now - time_before)
 
-    def _read_gpm(self, users: list[tuple[Field, Gpm]], now: float) -> None:
-        answer = self.gpm.read([recipe.metric for _, recipe in users], now)
-        for wanted, recipe in users:
-            code, value = answer.get(recipe.metric, (0, None))
-            if code:
-                with self.guard.catch(wanted.id):
+    def _read_gpm(self, group: list[tuple[Field, Gpm]], now: float) -> None:
+        means = self.gpm.read([recipe.metric for _, recipe in group], now)
+        # There is no mean yet, or not again.
+        if not means:
+            return
+
+        for wanted, recipe in group:
+            code, mean = means[recipe.metric]
+            with self.guard.catch(wanted.id):
+                if code:
                     raise translate(code, "nvmlGpmMetricsGet")
-            elif value is not None:
-                self._accept(wanted, value)
+                self._accept(wanted, mean)
 
 
 def _decode_field_value(entry: Any) -> Any:
     if entry.nvmlReturn:
         raise translate(entry.nvmlReturn, f"NVML field {entry.fieldId}")
-    if member := _VALUE_MEMBERS.get(entry.valueType):
-        return getattr(entry.value, member)
-    raise SourceError(
-        "bad_answer", f"NVML field {entry.fieldId} has the unknown value type {entry.valueType}"
-    )
+    member = _VALUE_MEMBERS.get(entry.valueType)
+    if member is None:
+        raise SourceError(
+            "bad_answer", f"NVML field {entry.fieldId} has the unknown value type {entry.valueType}"
+        )
+    return getattr(entry.value, member)

@@ -27,7 +27,7 @@ _MAX_WAIT_SECONDS = 0.5  # for a record, before `stopped` is checked
 _MAX_RECORD = 8192  # the kernel's limit of a record
 _MAX_RECORDS = 10_000  # in one turn, because a broken GPU may log without end
 _TAIL_BYTES = 64 * 1024  # of the system call
-_MAX_KEPT = 1024
+_MAX_KEPT = 1024  # XID lines
 _SYSLOG_ACTION_READ_ALL = 3
 _ADVICE = (
     "give podgpu CAP_SYSLOG (chart: exporter.xidBlame=true), "
@@ -58,7 +58,10 @@ class KernelXid(NamedTuple):
 
 
 def parse_xid(text: str, at: float) -> KernelXid | None:
-    """Parses the text of a record. Returns None if it is no XID with a process."""
+    """Parses the text of a record. Returns None if it is no XID with a process.
+
+    `at`: see `KernelXid`.
+    """
     match = _XID.match(text)
     if match is None:
         return None
@@ -85,17 +88,19 @@ class KernelLog:
         """Begins at the end of the log. Raises SourceError if the log cannot be read."""
         self._wall = wall
         self._lines: deque[KernelXid] = deque(maxlen=_MAX_KEPT)
-        self._fd: int | None = None
-        self._last_stamp = 0.0
+        self._fd: int | None = None  # None if the log is read with the system call
+        self._last_stamp = 0.0  # time of the newest line, in seconds since boot
 
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as e:
             if path != DEFAULT_PATH:
                 raise SourceError("kernel_log", f"{path} cannot be read: {e.strerror}") from e
+            # Skips the lines until now.
             self._read_tail()
         else:
-            with suppress(OSError):  # a pipe has no end
+            # Fails for a pipe, which has no old lines.
+            with suppress(OSError):
                 os.lseek(self._fd, 0, os.SEEK_END)
 
     @property
@@ -138,9 +143,12 @@ class KernelLog:
             try:
                 data = os.read(self._fd, _MAX_RECORD)
             except BrokenPipeError:
-                continue  # records were overwritten before podgpu read them
+                # Records were overwritten before podgpu read them. The next one is still there.
+                continue
             except OSError:
+                # There is no new record.
                 return
+            # The end of a regular file.
             if not data:
                 return
 
@@ -184,8 +192,9 @@ def _read_syslog() -> str:
 
 
 def open_kernel_log(path: str, wall: Callable[[], float]) -> KernelLog | None:
-    """Opens the kernel log. Returns None if it is `none` or cannot be read, which is no error:
-    then most XIDs have no known cause.
+    """Opens the kernel log. Returns None if `path` is `none`, or if the log cannot be read.
+
+    This is no error: then most XIDs have no known cause.
     """
     if path == "none":
         return None

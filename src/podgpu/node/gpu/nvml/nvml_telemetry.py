@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +21,8 @@ from typing import Any
 import pynvml
 
 from podgpu.errors import DeviceLost, DriverGone, SourceError, StartError, Unsupported
-from podgpu.metrics.fields import P2P, P2P_FIELD, P2P_STATES, Field, detail_helps, fields
+from podgpu.known import select_known
+from podgpu.metrics.fields import P2P_FIELD, Field, detail_helps, fields
 from podgpu.model import (
     Detail,
     Device,
@@ -47,16 +48,11 @@ from podgpu.node.gpu.nvml.driver import (
 )
 from podgpu.node.gpu.nvml.process_usage import CounterReading, UsageReader, UsageSettings
 from podgpu.node.gpu.nvml.switch_splitter import SwitchListener, SwitchLogFactory
-from podgpu.node.gpu.source import ErrorEvents, FindProcesses, find_no_processes
+from podgpu.node.gpu.source import ErrorEvents, FindProcesses, find_no_processes, list_peer_state
 
 _log = logging.getLogger(__name__)
-_MAX_PLANS = 64
+_MAX_PLANS = 64  # of one GPU; each set of fields has a plan for each device
 _ENERGY_FIELD = 156  # in fields.csv
-# Maximum wait until all GPUs are open. It is shorter than the usual deadline of `inventory`.
-_MAX_WAIT_SECONDS = 4.5
-# Minimum wait for the next GPU after one was opened. The wait is longer if GPUs open slowly.
-# Without persistence mode, opening a GPU takes one or two seconds.
-_QUIET_SECONDS = 0.5
 _BUS_SECONDS = 10.0
 # Maximum wait for calls in progress before the driver is closed. It is longer than a wait for XIDs,
 # and shorter than the shortest deadline of `inventory`.
@@ -74,16 +70,90 @@ _LINK_STATES = [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(36
 _NVIDIA = "0x10de"
 # VGA controller and 3D controller. NVSwitches have another class.
 _DISPLAY_CLASSES = ("0x0300", "0x0302")
-# Index of a GPU, and the result of opening it.
-_Lookup = tuple[int, DeviceHandle | SourceError | StartError]
+
+# Opening GPUs
+
+# Maximum wait until all GPUs are open. It is shorter than the usual deadline of `inventory`.
+_MAX_WAIT_SECONDS = 4.5
+# Minimum wait for the next GPU after one was opened. The wait is longer if GPUs open slowly.
+# Without persistence mode, opening a GPU takes one or two seconds.
+_QUIET_SECONDS = 0.5
+_OpenResult = tuple[int, DeviceHandle | SourceError | StartError]  # index of a GPU, and the result
 
 
-def _look_up(driver: NvmlDriver, index: int, results: SimpleQueue[_Lookup]) -> None:
+def _open_in_thread(driver: NvmlDriver, index: int, results: SimpleQueue[_OpenResult]) -> None:
     try:
         with driver.hold():
             results.put((index, open_gpu(driver, index)))
     except (SourceError, StartError) as e:
         results.put((index, e))
+
+
+@dataclass(slots=True)
+class GpuOpener:
+    """Opens each GPU in its own thread, so that a GPU that hangs does not delay the others."""
+
+    _driver: NvmlDriver
+    _clock: Callable[[], float]
+    _results: SimpleQueue[_OpenResult] = field(default_factory=SimpleQueue)
+    # Indices of the GPUs that are being opened, and when this began.
+    pending: dict[int, float] = field(default_factory=dict)
+    # Indices of the GPUs that could not be opened, and why.
+    errors: dict[int, SourceError | StartError] = field(default_factory=dict)
+
+    def open(self, indices: Iterable[int], quiet: float) -> Iterator[DeviceHandle]:
+        """Opens these GPUs, unless they are pending. Also yields GPUs that were pending before.
+
+        Waits until all new GPUs are open, or until no other GPU was opened for `quiet` seconds. The
+        next call yields slower GPUs.
+        """
+        new = [index for index in indices if index not in self.pending]
+        for index in new:
+            self.pending[index] = self._clock()
+            target = partial(_open_in_thread, self._driver, index, self._results)
+            threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
+
+        began = time.monotonic()
+        deadline = began + _MAX_WAIT_SECONDS
+        while self.pending:
+            # GPUs that are pending for longer may hang, so they are not waited for.
+            wait = 0.0
+            if any(index in self.pending for index in new):
+                wait = min(quiet, deadline - time.monotonic())
+            try:
+                index, result = self._results.get(timeout=max(0.0, wait))
+            except Empty:
+                break
+
+            # If opening takes long, so may opening the next one.
+            elapsed = time.monotonic() - began
+            quiet = max(_QUIET_SECONDS, 1.5 * elapsed)
+            del self.pending[index]
+            self.errors.pop(index, None)
+            if isinstance(result, DeviceHandle):
+                yield result
+            else:
+                self.errors[index] = result
+
+    def explain_missing(self) -> dict[int, str]:
+        """Returns the indices of the GPUs that are not open, and why."""
+        reasons = {index: str(error) for index, error in self.errors.items()}
+        now = self._clock()
+        for index, began in self.pending.items():
+            seconds = now - began
+            reasons[index] = f"the driver has not answered for {seconds:.0f} s"
+        return reasons
+
+    def check_errors(self, listed: int) -> None:
+        """Raises an error that affects all GPUs. `listed`: how many the driver lists."""
+        errors = list(self.errors.values())
+        for error in errors:
+            if isinstance(error, StartError):
+                raise error
+
+        gone = [error for error in errors if isinstance(error, DriverGone)]
+        if gone and len(gone) == listed:
+            raise gone[0]
 
 
 class NvmlTelemetry:
@@ -111,12 +181,8 @@ class NvmlTelemetry:
         self._clock = clock
         self._xids = XidWatcher(self._driver, wall)
         self._opening = threading.Lock()  # held while the driver is opened or closed
-        self._is_open = False
-        # Indices of the GPUs that are being opened, and when this began.
-        self._pending: dict[int, float] = {}
-        # Indices of the GPUs that could not be opened, and why.
-        self._errors: dict[int, SourceError | StartError] = {}
-        self._lookups: SimpleQueue[_Lookup] = SimpleQueue()
+        self._is_open = False  # True if the driver is open and has listed its GPUs
+        self._opener = GpuOpener(self._driver, clock)
         self._gpus: dict[str, NvmlGpu] = {}  # GPUs by UUID
         # GPUs with an invalid handle. They are freed only when the driver is closed: workers may
         # still use them.
@@ -129,7 +195,7 @@ class NvmlTelemetry:
         # True if the PCI bus changed, or if the last restart failed because a call hung.
         self._wants_restart = False
         self._restarted_at = float("-inf")
-        self._listed = 0
+        self._listed = 0  # number of GPUs that the driver lists
 
     def inventory(self) -> Inventory:
         self._read_bus()
@@ -141,81 +207,31 @@ class NvmlTelemetry:
             if not self._is_open:
                 self._open()
             self._open_gpus()
-            self._check_errors()
+            self._opener.check_errors(self._listed)
             return self._make_inventory()
-
-    def _check_errors(self) -> None:
-        """Raises an error that affects all GPUs."""
-        errors = list(self._errors.values())
-        for error in errors:
-            if isinstance(error, StartError):
-                raise error
-
-        gone = [error for error in errors if isinstance(error, DriverGone)]
-        if gone and len(gone) == self._listed == len(errors):
-            raise gone[0]
 
     def _make_inventory(self) -> Inventory:
         gpus = [gpu.device for gpu in self._gpus.values()]
         gpus.sort(key=lambda device: device.index or 0)
-
-        unreachable = {index: str(error) for index, error in self._errors.items()}
-        now = self._clock()
-        for index, began in self._pending.items():
-            seconds = now - began
-            unreachable[index] = f"the driver has not answered for {seconds:.0f} s"
-
-        hung = frozenset(self._pending)
-        return Inventory(tuple(gpus), unreachable, hung)
+        hung = frozenset(self._opener.pending)
+        return Inventory(tuple(gpus), self._opener.explain_missing(), hung)
 
     def _open_gpus(self) -> None:
-        """Opens each new GPU in its own thread, so that a GPU that hangs does not delay the others.
-
-        Waits until all new GPUs are open, or until no other GPU was opened for a while. The next
-        call adds slower GPUs.
-        """
-        new = self._begin_lookups()
-        began = time.monotonic()
-        quiet = _QUIET_SECONDS if self._gpus else _MAX_WAIT_SECONDS
-        while self._pending:
-            wait = 0.0
-            if any(index in self._pending for index in new):
-                wait = min(quiet, began + _MAX_WAIT_SECONDS - time.monotonic())
-            try:
-                index, result = self._lookups.get(timeout=max(0.0, wait))
-            except Empty:
-                break
-
-            elapsed = time.monotonic() - began
-            quiet = max(_QUIET_SECONDS, 1.5 * elapsed)
-            del self._pending[index]
-            self._errors.pop(index, None)
-            if isinstance(result, DeviceHandle):
-                self._add_gpu(result)
-            else:
-                self._errors[index] = result
-
-    def _begin_lookups(self) -> list[int]:
-        """Starts a thread for each GPU that is neither open nor pending. Returns their indices."""
+        """Opens the GPUs that are not open yet. Waits longer for the first one."""
         opened = {gpu.device.index for gpu in self._gpus.values()}
-        new = []
-        for index in range(self._listed):
-            if index in opened or index in self._pending:
-                continue
+        missing = [index for index in range(self._listed) if index not in opened]
+        quiet = _QUIET_SECONDS if self._gpus else _MAX_WAIT_SECONDS
+        for handle in self._opener.open(missing, quiet):
+            self._add_gpu(handle)
 
-            new.append(index)
-            self._pending[index] = self._clock()
-            target = partial(_look_up, self._driver, index, self._lookups)
-            threading.Thread(target=target, name=f"open-gpu{index}", daemon=True).start()
-        return new
-
-    def _add_gpu(self, opened: DeviceHandle) -> None:
-        gpu = NvmlGpu(self._driver, opened, self._settings, self._xids)
+    def _add_gpu(self, handle: DeviceHandle) -> None:
+        gpu = NvmlGpu(self._driver, handle, self._settings, self._xids)
         uuid = gpu.device.uuid
         previous = self._previous.pop(uuid, None)
         if previous is not None:
+            # The MIG mode is known until it is read again.
             device = replace(gpu.device, mig_enabled=previous.device.mig_enabled)
-            gpu.layout = (replace(opened, device=device),)
+            gpu.layout = (replace(handle, device=device),)
             gpu.usage_reader.continue_after(previous.usage_reader)
 
         self._gpus[uuid] = gpu
@@ -236,11 +252,15 @@ class NvmlTelemetry:
         if elapsed < _RESTART_SECONDS:
             return False
 
-        answers = [gpu.answers for gpu in self._gpus.values() if gpu.answers is not None]
-        none_answers = bool(answers or self._errors) and not any(answers)
+        answers = select_known(gpu.answers for gpu in self._gpus.values())
+        # A GPU that could not be opened does not answer, either.
+        are_known = bool(answers or self._opener.errors)
+        none_answers = are_known and not any(answers)
         if self._wants_restart or none_answers:
             return True
-        return self._listed < (self.expected or 0) and elapsed >= SEARCH_SECONDS
+
+        some_missing = self.expected is not None and self._listed < self.expected
+        return some_missing and elapsed >= SEARCH_SECONDS
 
     def _open(self) -> None:
         self._driver.open()
@@ -279,9 +299,7 @@ class NvmlTelemetry:
 
         self._gpus = {}
         self._replaced = []
-        self._pending = {}
-        self._errors = {}
-        self._lookups = SimpleQueue()
+        self._opener = GpuOpener(self._driver, self._clock)
         self._is_open = False
         return True
 
@@ -291,11 +309,11 @@ class NvmlTelemetry:
             gpu.close()
 
     def read(self, gpu: Device, fields: Sequence[Field]) -> GpuReading:
-        with self._hold(gpu) as state:
-            reading = state.read(fields)
+        with self._hold(gpu) as opened:
+            reading = opened.read(fields)
             ids = [field.id for field in fields]
             if P2P_FIELD in ids:
-                peers = self._read_peers(state)
+                peers = self._read_peers(opened)
                 reading = replace(reading, details=tuple(peers))
             return reading
 
@@ -308,38 +326,37 @@ class NvmlTelemetry:
             # The peer may be lost, which is no error of this GPU.
             with suppress(SourceError):
                 state = self._driver.call("nvmlDeviceGetP2PStatus", gpu.handle, peer.handle, index)
-                labels = {"link_status": P2P_STATES[state], "peer_gpu": str(peer.device.index)}
-                yield P2P, labels, state
+                yield from list_peer_state(peer.device.index, state)
 
     def processes(self, gpu: Device) -> Sequence[ProcessUsage]:
-        with self._hold(gpu) as state:
-            return list_processes(self._driver, state.read_layout())
+        with self._hold(gpu) as opened:
+            return list_processes(self._driver, opened.read_layout())
 
     def usage(
         self, gpu: Device, shared: Collection[str] = (), find: FindProcesses = find_no_processes
     ) -> DeviceUsage:
-        with self._hold(gpu) as state:
-            return state.usage_reader.read(state.read_layout(), shared, find)
+        with self._hold(gpu) as opened:
+            return opened.usage_reader.read(opened.read_layout(), shared, find)
 
     def open_switch_log(self, gpu: Device) -> SwitchListener:
         """Opens the GPU's context-switch log. Raises SourceError."""
-        with self._hold(gpu) as state:
+        with self._hold(gpu) as opened:
             return self.switch_logs.open_listener(
-                self._driver, state.layout[0], self._settings.wall
+                self._driver, opened.layout[0], self._settings.wall
             )
 
     @contextmanager
     def _hold(self, gpu: Device) -> Iterator[NvmlGpu]:
         with self._driver.hold():
-            state = self._gpus.get(gpu.uuid)
-            if state is None:
+            opened = self._gpus.get(gpu.uuid)
+            if opened is None:
                 raise DeviceLost(f"GPU {gpu.uuid} is not listed by the driver")
             try:
-                state = self._check_handle(state)
-                yield state
-                state.answers = True
+                opened = self._check_handle(opened)
+                yield opened
+                opened.answers = True
             except (DeviceLost, DriverGone):
-                state.answers = False
+                opened.answers = False
                 raise
 
     def _check_handle(self, gpu: NvmlGpu) -> NvmlGpu:
@@ -351,9 +368,9 @@ class NvmlTelemetry:
         """
         device = gpu.device
         with gpu.handle_lock:
-            current = self._gpus.get(device.uuid)
             # Another worker may have just reopened the GPU.
-            if current is not gpu and current is not None:
+            current = self._gpus[device.uuid]
+            if current is not gpu:
                 return current
 
             with suppress(SourceError):
@@ -435,17 +452,18 @@ class NvmlGpu:
         unsupported: list[tuple[str, int]] = []
         dropped = []
         errors = []
-        for one in self.layout:
-            plan = self._find_plan(one, fields)
-            values[one.device] = plan.read(now)
+        for target in self.layout:
+            plan = self._find_plan(target, fields)
+            values[target.device] = plan.read(now)
             for field_id in sorted(plan.guard.unsupported):
-                unsupported.append((one.device.key, field_id))
+                unsupported.append((target.device.key, field_id))
             dropped += plan.guard.dropped
             errors += plan.guard.errors
 
         energy = values[self.device].get(_ENERGY_FIELD)
         if isinstance(energy, int):
-            self.usage_reader.shared_energy = CounterReading(now, energy)
+            self.usage_reader.energy.shared = CounterReading(now, energy)
+        # A reading without fields only needs the devices, see `CompanionDriver`.
         if fields:
             self._read_slow_values(now)
         return GpuReading(
@@ -507,14 +525,14 @@ class NvmlGpu:
         devices = self.read_layout()
         if devices != self.layout:
             state = "on" if devices[0].device.mig_enabled else "off"
-            layout = ", ".join(one.device.profile for one in devices[1:]) or "none"
-            _log.info("GPU %d: MIG %s, instances: %s", self.device.index, state, layout)
+            profiles = ", ".join(instance.device.profile for instance in devices[1:]) or "none"
+            _log.info("GPU %d: MIG %s, instances: %s", self.device.index, state, profiles)
             self._drop_plans()
 
         self.layout = devices
 
-    def _find_plan(self, one: DeviceHandle, fields: Sequence[Field]) -> DevicePlan:
-        device = one.device
+    def _find_plan(self, target: DeviceHandle, fields: Sequence[Field]) -> DevicePlan:
+        device = target.device
         key = tuple(field.id for field in fields), device.key
         plan = self._plans.get(key)
         if plan is not None:
@@ -527,7 +545,7 @@ class NvmlGpu:
         if device.is_instance:
             wanted = [field for field in fields if field.per_instance]
         gpm = GpmSampler(self._driver, self.handle, device.gi_id)
-        plan = DevicePlan(self._driver, one.handle, gpm, wanted)
+        plan = DevicePlan(self._driver, target.handle, gpm, wanted)
         self._plans[key] = plan
         return plan
 
@@ -550,7 +568,7 @@ class NvmlGpu:
         states = [entry.value.uiVal for entry in answer if not entry.nvmlReturn]
         if not states:
             return None
-        return states.count(1)
+        return states.count(pynvml.NVML_FEATURE_ENABLED)
 
     def _drop_plans(self) -> None:
         for plan in self._plans.values():
@@ -649,7 +667,7 @@ class XidWatcher:
             except DriverGone:
                 return
             except SourceError as e:
-                # A lost GPU makes each wait fail at once.
+                # A lost GPU makes each wait fail at once, which would make this a busy loop.
                 if e.reason != "timeout":
                     time.sleep(_WAIT_MS / 1000)
                 continue

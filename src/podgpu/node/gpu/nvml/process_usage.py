@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from podgpu.errors import SourceError
 from podgpu.model import (
@@ -34,9 +34,8 @@ from podgpu.node.gpu.nvml.driver import (
     translate,
 )
 from podgpu.node.gpu.nvml.switch_splitter import BusyTimeSplitter, SwitchLogFactory
-from podgpu.node.gpu.source import FindProcesses, find_no_processes
+from podgpu.node.gpu.source import FindProcesses
 
-T = TypeVar("T")
 _MEMORY = "nvmlDeviceGetMemoryInfo"
 _PROCESS_LIST = "process list"
 _SAMPLES = "nvmlDeviceGetSamples"
@@ -97,11 +96,18 @@ class UsageSettings:
 
 
 class BusyTime(NamedTuple):
-    window_ns: int = 0
+    """The busy time of a device in one time window. The defaults are for an unknown busy time."""
+
+    window_ns: int = 0  # 0 if there is no new time, or if its length is unknown
     busy_ns: int | None = None
     # Start of the window, as the driver's timestamp. None if the driver has no values per process.
     since: int | None = None
     until: float | None = None  # end of the window, as Unix time
+
+
+class _WindowStart(NamedTuple):
+    since: int  # the driver's timestamp in microseconds
+    clock: float  # a monotonic time at or before it
 
 
 class CounterReading(NamedTuple):
@@ -109,6 +115,102 @@ class CounterReading(NamedTuple):
 
     time: float
     energy_mj: int
+
+
+@dataclass(slots=True)
+class EnergyReader:
+    """Reads the power and the energy of one GPU, see `UsageReader`."""
+
+    _driver: NvmlDriver
+    _handle: Any
+    _guard: CallGuard[str]
+    _clock: Callable[[], float]
+    _phase: FirmwarePhase = field(default_factory=FirmwarePhase)
+    shared: CounterReading | None = None  # last reading of the telemetry loop
+    _last: CounterReading | None = None
+    # True if the energy between the last two readings of the counter is known.
+    _is_known: bool = False
+    _pids: Collection[int] | None = None  # of the last call of `read`; None if unknown
+
+    def continue_after(self, previous: EnergyReader) -> None:
+        self._last = previous._last
+
+    def read_power(self) -> int | None:
+        """Returns the power in milliwatts.
+
+        Ignores errors, because power only helps to split energy among windows.
+        """
+        power = 0
+        with CallGuard[str]().catch():
+            power = int(self._driver.call(_POWER, self._handle))
+        if 0 < power <= _MAX_WATTS * 1000:
+            return power
+        return None
+
+    def read(self, running: Sequence[ProcessUsage] | None, power: int | None) -> int | None:
+        """Returns the energy since the last reading of the counter, or None if it was not read.
+
+        The counter is read every 5 s, and when a process starts or ends. Without power readings, it
+        is read every time, because energy is split among windows by power. The first reading, and
+        the first after a reset, returns 0.
+        """
+        now = self._clock()
+        processes_changed = self._update_pids(running)
+        if not processes_changed and power is not None and not self._is_due(now):
+            return None
+
+        reading: CounterReading | None = None
+        # A shared reading may be older than the change.
+        if not processes_changed:
+            reading = self._find_shared(now)
+        if reading is None:
+            reading = self._guard.attempt(ENERGY_COUNTER, partial(self._read_counter, now))
+        if reading is None:
+            return None
+        if not self._guard.is_valid(ENERGY_COUNTER, reading.energy_mj, _MAX_COUNTER_MJ):
+            return None
+
+        before = self._last
+        self._last = reading
+        if before is None or reading.energy_mj < before.energy_mj:
+            self._is_known = False
+            return 0
+
+        used = self._subtract(reading, before)
+        self._is_known = used is not None
+        return used
+
+    def _update_pids(self, running: Sequence[ProcessUsage] | None) -> bool:
+        """Returns True if a process has started or ended since the last call."""
+        before = self._pids
+        self._pids = None if running is None else frozenset(process.pid for process in running)
+        return self._pids != before
+
+    def _is_due(self, now: float) -> bool:
+        if self._last is None or not self._is_known:
+            return True
+        return now - self._last.time >= _ENERGY_SECONDS - _EARLY_SECONDS
+
+    def _subtract(self, reading: CounterReading, before: CounterReading) -> int | None:
+        """Returns the increase of the counter. None if it is more than possible."""
+        used = reading.energy_mj - before.energy_mj
+        seconds = reading.time - before.time + _COUNTER_STEP_SECONDS
+        if self._guard.is_valid(ENERGY_COUNTER, used, _MAX_WATTS * 1000 * seconds):
+            return used
+        return None
+
+    def _find_shared(self, now: float) -> CounterReading | None:
+        """Returns the telemetry loop's last reading, if it is recent and newer than our own."""
+        shared = self.shared
+        if shared is None or shared.time <= now - _SHARED_SECONDS:
+            return None
+        if self._last is not None and shared.time <= self._last.time:
+            return None
+        return shared
+
+    def _read_counter(self, now: float) -> CounterReading:
+        with self._phase.avoid_busy_firmware():
+            return CounterReading(now, int(self._driver.call(ENERGY_COUNTER, self._handle)))
 
 
 class UsageReader:
@@ -124,15 +226,8 @@ class UsageReader:
         self._layout: tuple[DeviceHandle, ...] = ()
         self._gpm: dict[str, GpmSampler] = {}  # samplers of the MIG instances, by device key
 
-        # Start of the next window: the driver's timestamp, and a monotonic time at or before it.
-        self._window_start: tuple[int, float] | None = None
-        self.shared_energy: CounterReading | None = None  # last reading of the telemetry loop
-        self._last_energy: CounterReading | None = None
-        # True if the energy between the last two readings of the counter is known.
-        self._energy_is_known = False
-
-        self._phase = FirmwarePhase()
-        self._pids: Collection[int] | None = None
+        self._window_start: _WindowStart | None = None  # None before the first window
+        self.energy = EnergyReader(driver, handle, self._guard, settings.clock)
         self._sampled: dict[int, int] = {}  # see `_update_sampled`
 
         self._splitter: BusyTimeSplitter | None = None
@@ -144,13 +239,13 @@ class UsageReader:
     def continue_after(self, previous: UsageReader) -> None:
         """Continues where another reader of the same GPU stopped, so that no time is lost."""
         self._window_start = previous._window_start
-        self._last_energy = previous._last_energy
+        self.energy.continue_after(previous.energy)
 
     def read(
         self,
         layout: tuple[DeviceHandle, ...],
-        shared: Collection[str] = (),
-        find: FindProcesses = find_no_processes,
+        shared: Collection[str],
+        find: FindProcesses,
     ) -> DeviceUsage:
         """Reads the GPU and its instances. `shared`, `find`: see `Telemetry.usage`.
 
@@ -163,7 +258,8 @@ class UsageReader:
         memory = self._read_memory(_MEMORY, self._handle)
         running: Sequence[ProcessUsage] | None = None
         if self._settings.sees_processes:
-            running = self._read(_PROCESS_LIST, lambda: list_processes(self._driver, layout))
+            list_running = partial(list_processes, self._driver, layout)
+            running = self._guard.attempt(_PROCESS_LIST, list_running)
         if self._splitter is not None:
             self._splitter.begin_reading(layout[0], running, shared, find)
 
@@ -171,8 +267,8 @@ class UsageReader:
         busy = BusyTime() if device.mig_enabled else self._read_busy()
 
         # Energy is read last, so that its slow call (5 to 20 ms) does not separate the other calls.
-        power = self._read_power()
-        energy = self._read_energy(running, power)
+        power = self.energy.read_power()
+        energy = self.energy.read(running, power)
 
         usage = self._make_usage(device, busy, running, memory)
         return replace(
@@ -210,6 +306,7 @@ class UsageReader:
     def _follow_layout(self, layout: tuple[DeviceHandle, ...]) -> None:
         if self._layout != layout:
             self.close()
+            # MIG mode supports other functions.
             self._guard.unsupported.clear()
 
             for instance in layout[1:]:
@@ -217,6 +314,7 @@ class UsageReader:
                 self._gpm[instance.device.key] = sampler
             self._layout = layout
 
+        # In MIG mode, the whole GPU has no windows.
         if layout[0].device.mig_enabled:
             self._window_start = None
 
@@ -241,6 +339,7 @@ class UsageReader:
 
         if self._splitter is not None:
             usage = self._splitter.split(usage, busy.until)
+        # The splitter sets another method if it has divided the busy time.
         if usage.method == "samples":
             return replace(usage, process_busy_ns=self._read_process_busy(busy))
         if _may_hide_several(usage):
@@ -257,30 +356,17 @@ class UsageReader:
         for process in usage.processes or ():
             before = self._sampled.get(process.pid, 0)
             new = sampled.get(process.pid) or 0
+            # Earlier readings fade, so that the sum is that of about eight.
             recent[process.pid] = before * 7 // 8 + new
 
         self._sampled = recent
         return recent
 
-    def _read(self, part: str, call: Callable[[], T]) -> T | None:
-        """Returns the result of `call`, or None if `part` is not supported or the call fails."""
-        if part not in self._guard.unsupported:
-            with self._guard.catch(part):
-                return call()
-        return None
-
-    def _is_valid(self, part: str, value: float, most: float) -> bool:
-        """Returns True if the value is between 0 and `most`. Otherwise records it as dropped."""
-        if 0 <= value <= most:
-            return True
-        self._guard.dropped.append(part)
-        return False
-
     def _read_memory(self, part: str, handle: Any) -> int | None:
         version = self._driver.constant("nvmlMemory_v2")
         read = partial(self._driver.call, _MEMORY, handle, version)
-        info = self._read(part, read)
-        if info is None or not self._is_valid(part, info.used, info.total):
+        info = self._guard.attempt(part, read)
+        if info is None or not self._guard.is_valid(part, info.used, info.total):
             return None
         return int(info.used)
 
@@ -295,7 +381,7 @@ class UsageReader:
 
         part = _GPM + suffix
         read_busy = partial(self._read_instance_busy, self._gpm[device.key], part)
-        busy = self._read(part, read_busy) or BusyTime()
+        busy = self._guard.attempt(part, read_busy) or BusyTime()
         return self._make_usage(device, busy, running, memory)
 
     def _read_instance_busy(self, gpm: GpmSampler, part: str) -> BusyTime:
@@ -320,7 +406,7 @@ class UsageReader:
         # Rounds both times instead of their difference, so that rounding errors do not add up.
         window_ns = int(now * 1e9) - int(before * 1e9)
         busy_ns: int | None = None
-        if self._is_valid(part, percent, _MAX_GPM_PERCENT):
+        if self._guard.is_valid(part, percent, _MAX_GPM_PERCENT):
             busy_ns = round(min(percent, 100.0) * window_ns / 100)
 
         return BusyTime(window_ns, busy_ns, until=self._settings.wall())
@@ -331,9 +417,9 @@ class UsageReader:
         now = self._clock()
         start = self._window_start
         if start is None:
-            start = self._now_us() - _SECOND_US, now - 1.0
-        since, clock = start
-        samples = self._read(_SAMPLES, lambda: self._read_samples(since))
+            start = _WindowStart(self._now_us() - _SECOND_US, now - 1.0)
+        since = start.since
+        samples = self._guard.attempt(_SAMPLES, partial(self._read_samples, since))
 
         end = since
         if samples:
@@ -342,6 +428,7 @@ class UsageReader:
             # Samples are not supported, or the clock was set back.
             end = self._now_us()
 
+        # Without a new sample, the window continues.
         if end == since:
             self._window_start = start
             silence_us = self._now_us() - since
@@ -349,13 +436,15 @@ class UsageReader:
                 return BusyTime()
             return BusyTime(0, 0, since)
 
-        self._window_start = end, now
-        elapsed_us = int((self._clock() - clock) * 1e6)
-        if not 0 < end - since <= min(_MAX_WINDOW_US, elapsed_us + _SLACK_US):
+        self._window_start = _WindowStart(end, now)
+        window_us = end - since
+        elapsed_us = int((self._clock() - start.clock) * 1e6)
+        longest_us = min(_MAX_WINDOW_US, elapsed_us + _SLACK_US)
+        if not 0 < window_us <= longest_us:
             # The clock was set, the machine slept, or a call hung.
             return BusyTime()
 
-        window_ns = (end - since) * 1000
+        window_ns = window_us * 1000
         busy = self._compute_busy(samples, window_ns)
         return BusyTime(window_ns, busy, since, end / 1e6)
 
@@ -379,34 +468,37 @@ class UsageReader:
             raise
 
     def _compute_busy(self, samples: list[Any] | None, window_ns: int) -> int | None:
+        """Returns the busy time in the window. `samples`: not empty; None if not read."""
         if samples is not None:
             percents = [int(sample.sampleValue.uiVal) for sample in samples]
-            are_valid = [self._is_valid(_SAMPLES, percent, 100) for percent in percents]
+            are_valid = [self._guard.is_valid(_SAMPLES, percent, 100) for percent in percents]
             if not all(are_valid):
                 return None
             return sum(percents) * window_ns // (100 * len(percents))
 
+        # The call failed, but may work the next time.
         if _SAMPLES not in self._guard.unsupported:
             return None
 
         # Without samples, the current utilization is assumed for the whole window.
-        rates = self._read(_RATES, partial(self._driver.call, _RATES, self._handle))
-        if rates is None or not self._is_valid(_RATES, rates.gpu, 100):
+        rates = self._guard.attempt(_RATES, partial(self._driver.call, _RATES, self._handle))
+        if rates is None or not self._guard.is_valid(_RATES, rates.gpu, 100):
             return None
         return int(rates.gpu) * window_ns // 100
 
-    def _read_process_busy(self, device: BusyTime) -> dict[int, int | None] | None:
+    def _read_process_busy(self, window: BusyTime) -> dict[int, int | None] | None:
         """Returns the busy time of each process according to the driver's samples.
 
-        Returns None if it is unknown.
+        Returns None if no busy times are known, and None for a process with an invalid one.
         """
-        since = device.since
+        since = window.since
         if since is None or not self._settings.sees_processes:
             return None
         if {_PROCESSES, _NEWER_PROCESSES} <= self._guard.unsupported:
             return None
-        if device.busy_ns == 0:
-            return {}  # skips a call that costs 1.9 ms of CPU
+        # Saves a call that costs 1.9 ms of CPU.
+        if window.busy_ns == 0:
+            return {}
 
         entries = self._read_process_entries(_PROCESSES, since)
         if _PROCESSES in self._guard.unsupported:
@@ -418,89 +510,12 @@ class UsageReader:
         for entry in entries:
             if 0 < entry.pid <= MAX_PID and entry.timeStamp > since:
                 busy[entry.pid] = None
-                if self._is_valid(_PROCESSES, entry.smUtil, 100):
-                    busy[entry.pid] = entry.smUtil * device.window_ns // 100
+                if self._guard.is_valid(_PROCESSES, entry.smUtil, 100):
+                    busy[entry.pid] = entry.smUtil * window.window_ns // 100
         return busy
 
     def _read_process_entries(self, function: str, since: int) -> Sequence[Any] | None:
-        return self._read(function, partial(self._read_entries, function, since))
-
-    # Energy
-
-    def _read_power(self) -> int | None:
-        """Returns the power in milliwatts.
-
-        Ignores errors, because power only helps to split energy among windows.
-        """
-        power = 0
-        with CallGuard[str]().catch():
-            power = int(self._driver.call(_POWER, self._handle))
-        if 0 < power <= _MAX_WATTS * 1000:
-            return power
-        return None
-
-    def _read_energy(self, running: Sequence[ProcessUsage] | None, power: int | None) -> int | None:
-        """Returns the energy since the last reading of the counter, or None if it was not read.
-
-        The counter is read every 5 s, and when a process starts or ends. Without power readings, it
-        is read every time, because energy is split among windows by power. The first reading, and
-        the first after a reset, returns 0.
-        """
-        now = self._clock()
-        reading: CounterReading | None = None
-        if not self._follow_processes(running):
-            if power is not None and not self._is_energy_due(now):
-                return None
-            reading = self._find_shared_reading(now)
-        if reading is None:
-            reading = self._read(ENERGY_COUNTER, partial(self._read_counter, now))
-        if reading is None:
-            return None
-        if not self._is_valid(ENERGY_COUNTER, reading.energy_mj, _MAX_COUNTER_MJ):
-            return None
-
-        before = self._last_energy
-        self._last_energy = reading
-        if before is None or reading.energy_mj < before.energy_mj:
-            self._energy_is_known = False
-            return 0
-
-        used = self._subtract_energy(reading, before)
-        self._energy_is_known = used is not None
-        return used
-
-    def _follow_processes(self, running: Sequence[ProcessUsage] | None) -> bool:
-        """Returns True if a process has started or ended since the last reading."""
-        before = self._pids
-        self._pids = None if running is None else frozenset(process.pid for process in running)
-        return self._pids != before
-
-    def _is_energy_due(self, now: float) -> bool:
-        last = self._last_energy
-        if last is None or not self._energy_is_known:
-            return True
-        return now - last.time >= _ENERGY_SECONDS - _EARLY_SECONDS
-
-    def _subtract_energy(self, now: CounterReading, before: CounterReading) -> int | None:
-        """Returns the increase of the counter. None if it is more than possible."""
-        used = now.energy_mj - before.energy_mj
-        seconds = now.time - before.time + _COUNTER_STEP_SECONDS
-        if self._is_valid(ENERGY_COUNTER, used, _MAX_WATTS * 1000 * seconds):
-            return used
-        return None
-
-    def _find_shared_reading(self, now: float) -> CounterReading | None:
-        """Returns the telemetry loop's last reading, if it is recent and newer than our own."""
-        shared = self.shared_energy
-        if shared is None or shared.time <= now - _SHARED_SECONDS:
-            return None
-        if self._last_energy is not None and shared.time <= self._last_energy.time:
-            return None
-        return shared
-
-    def _read_counter(self, now: float) -> CounterReading:
-        with self._phase.avoid_busy_firmware():
-            return CounterReading(now, int(self._driver.call(ENERGY_COUNTER, self._handle)))
+        return self._guard.attempt(function, partial(self._read_entries, function, since))
 
 
 def _may_hide_several(usage: DeviceUsage) -> bool:

@@ -34,7 +34,7 @@ SAVED = 7
 KERNEL_PID = 0xFFFFFFFF
 UNKNOWN_PIDS = frozenset({HIDDEN_PID, KERNEL_PID})  # they do not identify a process
 WHOLE_GPU = 255
-_NUMBERS = 1 << 16
+_NUMBERS = 1 << 16  # sequence numbers are counted modulo this
 MAX_SWITCH_NS = 1_000_000
 """If the time between two contexts is longer than this, no context was loaded.
 
@@ -78,18 +78,21 @@ class RecordDecoder:
             )
 
         # A slice of the chunk contains one field of all records. Unpacking each record would take
-        # twice as long.
+        # twice as long. A slice begins at the offset of the field, and its step is 32 bytes, both
+        # in units of the field's size.
         halfwords = memoryview(chunk).cast("H")
-        kinds = set(halfwords[0::16].tolist())
+        types = set(halfwords[0::16].tolist())
         numbers = halfwords[5::16].tolist()
+        # GPU instance in the low byte, compute instance in the high byte
         engines = halfwords[11::16].tolist()
         tags = chunk[8::32]
         recorded_pids = memoryview(chunk).cast("I")[4::8].tolist()
         times = memoryview(chunk).cast("Q")[3::4].tolist()
 
-        if not (kinds <= {FECS_RECORD} and set(tags) <= {SWITCHED_IN, SAVED}):
+        has_unknown = types - {FECS_RECORD} or set(tags) - {SWITCHED_IN, SAVED}
+        if has_unknown:
             raise SwitchLogError(
-                "bad_record", f"the context-switch log has types {kinds} with tags {set(tags)}"
+                "bad_record", f"the context-switch log has types {types} with tags {set(tags)}"
             )
         self._check_numbers(numbers)
 
@@ -100,7 +103,9 @@ class RecordDecoder:
             is_own = [engine == each for each in engines]
             own_times = list(compress(times, is_own))
             own_pids = list(compress(pids, is_own))
-            yield Switches(engine & 255, engine >> 8, own_times, own_pids)
+            instance = engine & 255
+            compute_instance = engine >> 8
+            yield Switches(instance, compute_instance, own_times, own_pids)
 
     def _check_numbers(self, numbers: Sequence[int]) -> None:
         """Checks that the sequence numbers continue those of the last chunk."""
@@ -110,16 +115,16 @@ class RecordDecoder:
         first = numbers[0] if self._next_number is None else self._next_number
         end = first + len(numbers)
         expected = [number % _NUMBERS for number in range(first, end)]
-
-        if numbers != expected:
-            pairs = zip(numbers, expected, strict=True)
-            number, wanted = next(pair for pair in pairs if pair[0] != pair[1])
-            lost = (number - wanted) % _NUMBERS
-            raise SwitchLogError(
-                "sequence_gap", f"{lost} records are missing in the context-switch log"
-            )
-
         self._next_number = end % _NUMBERS
+        if numbers == expected:
+            return
+
+        for number, wanted in zip(numbers, expected, strict=True):
+            lost = (number - wanted) % _NUMBERS
+            if lost:
+                raise SwitchLogError(
+                    "sequence_gap", f"{lost} records are missing in the context-switch log"
+                )
 
 
 class Period(NamedTuple):
@@ -189,7 +194,8 @@ class Residency:
 
     def find_period(self, moment: int) -> Period | None:
         """Returns the period that contains this moment, or None if it was during a switch."""
-        place = bisect_right(self.periods, moment, key=itemgetter(2)) - 1
+        get_since = itemgetter(2)
+        place = bisect_right(self.periods, moment, key=get_since) - 1
         if place >= 0 and moment < self.periods[place].until:
             return self.periods[place]
         return None
@@ -249,29 +255,33 @@ class Timeline:
         lead = self.costs.lead
         saved_at = self._saved_at
         periods = []
-        resident = 0
+        resident_ns = 0
         unknown = 0
         unloaded = 0
 
         for pid, began, ended in zip(pids[::2], begins, ends, strict=True):
+            # The time since the last save, which is part of `switching` if it was short.
             if saved_at < 0:
                 unknown += max(began, since) - since
             elif began - saved_at >= MAX_SWITCH_NS:
                 unloaded += max(began, since) - max(saved_at, since)
             saved_at = ended
+
             worked_from = began + lead
+            # Faster than `max`.
             start = worked_from if worked_from > since else since
             if start < ended:
                 periods.append(_make_period((pid, worked_from, start, ended)))
-                resident += ended - start
+                resident_ns += ended - start
 
+        # The same for the end of the window. It is the last save if a process is resident.
         if saved_at < 0:
             unknown += until - since
         elif until - saved_at >= MAX_SWITCH_NS:
             unloaded += until - max(saved_at, since)
 
         self._saved_at = saved_at
-        switching = until - since - resident - unknown - unloaded
+        switching = until - since - resident_ns - unknown - unloaded
         last_resident = dict(zip(pids[::2], ends, strict=True))
         return Residency(
             since, until, periods, switching, unknown, unloaded, self.costs, last_resident
@@ -403,8 +413,13 @@ class _AgeSamples:
         self.busy = [count * keep for count in self.busy]
 
     def compute_shares(self, overall: float) -> list[float]:
-        """Returns the estimated fraction of busy time in each age class."""
+        """Returns the estimated fraction of busy time in each age class.
+
+        `overall`: busy share of all processes.
+        """
+        # The share of all processes counts as one sample of this one.
         mean = (sum(self.busy) + overall) / (sum(self.seen) + 1.0)
+        # Without samples, each class has the mean, except for the youngest one.
         prior = max(mean, _YOUNG_SHARE)
 
         shares = []
@@ -432,7 +447,10 @@ class _Ages:
         self.past_edge[age_class] += periods * (age - AGE_EDGES[age_class])
 
     def compute_resident(self) -> list[int]:
-        """Returns the total time in nanoseconds that the periods spent in each age class."""
+        """Returns the total time in nanoseconds that the periods spent in each age class.
+
+        A period that ended in an older class spent the whole width of the class in it.
+        """
         older = sum(self.ended)
         resident = []
         for width, ended, past_edge in zip(_WIDTHS, self.ended, self.past_edge, strict=True):
@@ -469,13 +487,15 @@ class BusyShareModel:
                 history = self._samples.setdefault(_find_kind(period), _AgeSamples())
                 age_class = _find_age_class(moment - period.began)
                 history.seen[age_class] += 1
-                history.busy[age_class] += busy
+                if busy:
+                    history.busy[age_class] += 1
 
     def _fade(self, residency: Residency) -> None:
         """Reduces the weight of old samples. Removes them if the process is gone for long."""
         keep = 0.5 ** (residency.window / _HALF_LIFE_NS)
         for kind, history in list(self._samples.items()):
             pid, _ = kind
+            # The samples of a process that has ended fade to less than half a sample.
             if pid in residency.resident or sum(history.seen) > 0.5:
                 history.fade(keep)
             else:
@@ -501,14 +521,18 @@ class BusyShareModel:
             estimates[pid].busy -= ns
 
         for period, since, until, was_busy in _list_sampled_parts(residency, samples):
-            # This time is removed from the time for which learnt shares are used.
+            # This time is removed from the time for which learnt shares are used, as if the period
+            # ended at `since` and continued at `until`.
             ages = ages_by_kind[_find_kind(period)]
             ages.add(since - period.began)
-            ages.add(until - period.began, -1)
+            ages.add(until - period.began, periods=-1)
+
             estimate = estimates[period.pid]
-            estimate.busy += (until - since) * was_busy
+            if was_busy:
+                estimate.busy += until - since
             estimate.uncertainty += (until - since) * _SAMPLE_UNCERTAINTY
 
+        # The rest of the time is divided by learnt shares.
         for kind, ages in ages_by_kind.items():
             learnt = 0.0
             uncertainty = 0.0
@@ -519,17 +543,18 @@ class BusyShareModel:
             estimates[pid].busy += learnt
             estimates[pid].uncertainty += uncertainty
 
-        at_most = {}
+        limits = {}
         for pid, ns in residency.resident.items():
-            at_most[pid] = ns - saving.get(pid, 0)
+            limits[pid] = ns - saving.get(pid, 0)
 
         worked = max(0, busy - sum(saving.values()))
-        return _fit(worked, estimates, at_most)
+        return _fit(worked, estimates, limits)
 
     def _compute_shares(self, kinds: Iterable[_Kind]) -> dict[_Kind, list[float]]:
         """Returns the estimated fraction of busy time by age class, for each of these kinds."""
         seen = sum(sum(history.seen) for history in self._samples.values())
         busy = sum(sum(history.busy) for history in self._samples.values())
+        # Begins with one busy sample.
         overall = (busy + 1.0) / (seen + 1.0)
 
         shares = {}
@@ -550,8 +575,9 @@ def _measure_ages(residency: Residency) -> dict[_Kind, _Ages]:
         ages.ended[age_class] += 1
         ages.past_edge[age_class] += age - AGE_EDGES[age_class]
 
+        # The time before the window does not count.
         if since > began:
-            ages.add(since - began, -1)
+            ages.add(since - began, periods=-1)
     return ages_by_kind
 
 
@@ -560,23 +586,24 @@ def _list_sampled_parts(
 ) -> Iterator[tuple[Period, int, int, bool]]:
     """Splits long periods into intervals around their samples.
 
-    Yields period, begin, end and the sample's value. An interval extends equally far before and
+    Yields period, begin, end and the sample's value. An interval may extend equally far before and
     after its sample, so that the mean is unbiased.
     """
     ordered = sorted(samples)
-    # Each sample is the nearest one up to the middle between it and the following sample.
-    times = [moment for moment, _ in ordered]
-    nearest_until = [(before + after) // 2 for before, after in pairwise(times)]
-    nearest_until.append(residency.until)
+    if not ordered:
+        return
 
-    nearest_from = 0
-    for (moment, busy), nearest_to in zip(ordered, nearest_until, strict=False):
+    # Each sample is the nearest one between the middles to its neighbours.
+    times = [moment for moment, _ in ordered]
+    middles = [(before + after) // 2 for before, after in pairwise(times)]
+    limits = [residency.since, *middles, residency.until]
+
+    for (moment, busy), (first, last) in zip(ordered, pairwise(limits), strict=True):
         period = residency.find_period(moment)
         if period is not None and period.until - period.began > _SAMPLED_PERIOD_NS:
-            begin = max(period.since, nearest_from, moment - _SAMPLE_REACH_NS)
-            end = min(period.until, nearest_to, moment + _SAMPLE_REACH_NS)
+            begin = max(period.since, first, moment - _SAMPLE_REACH_NS)
+            end = min(period.until, last, moment + _SAMPLE_REACH_NS)
             yield period, begin, end, busy
-        nearest_from = nearest_to
 
 
 def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
@@ -587,6 +614,7 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
     instead of 3.7 points).
     """
     lengths = residency.lengths
+    # Without samples, all processes are assumed to be equally busy.
     share = min(1.0, max(0, busy) / max(1, sum(lengths)))
     saving = _compute_saving(residency, lambda _pid, _age: share)
     worked = max(0, busy - sum(saving.values()))
@@ -595,6 +623,7 @@ def estimate_without_samples(residency: Residency, busy: int) -> dict[int, int]:
     estimates: dict[int, int] = {}
     for pid, _, since, until in residency.periods:
         length = until - since
+        # Faster than `min`.
         if length > level:
             length = level
         estimates[pid] = estimates.get(pid, 0) + length
@@ -605,6 +634,7 @@ def _find_level(lengths: Sequence[int], total: int) -> int:
     """Returns how much of each length to take, so that the sum is `total`. `lengths`: sorted."""
     level = 0
     for place, length in enumerate(lengths):
+        # Raises the level up to the next length, or as far as `total` allows.
         longer = len(lengths) - place
         step = min(length - level, total // longer)
         level += step
@@ -637,13 +667,14 @@ def _compute_saving(
         return saving
     for pid, began, since, until in residency.periods:
         age = until - began
-        past = age - slice_work
-        if past <= 0:
+        saving_ns = age - slice_work
+        if saving_ns <= 0:
             continue
-        if past > MAX_SAVE_NS:
-            past = past_slice
-        saved = int(min(past, until - since) * share_at(pid, age))
-        saving[pid] = saving.get(pid, 0) + saved
+        if saving_ns > MAX_SAVE_NS:
+            saving_ns = past_slice
+        # A part of it may be before the window.
+        expected_ns = int(min(saving_ns, until - since) * share_at(pid, age))
+        saving[pid] = saving.get(pid, 0) + expected_ns
     return saving
 
 
@@ -655,6 +686,7 @@ def _make_non_increasing(shares: Sequence[float], weights: Sequence[float]) -> l
     levels: list[tuple[float, float, int]] = []  # mean share, weight, number of shares
     for share, weight in zip(shares, weights, strict=True):
         number = 1
+        # Merges a share with the smaller ones before it, into their weighted mean.
         while levels and levels[-1][0] < share:
             share_before, weight_before, number_before = levels.pop()
             total = weight_before + weight
@@ -670,11 +702,11 @@ def _make_non_increasing(shares: Sequence[float], weights: Sequence[float]) -> l
 
 
 def _fit(
-    busy: int, estimates: Mapping[int, _Estimate], at_most: Mapping[int, int]
+    busy: int, estimates: Mapping[int, _Estimate], limits: Mapping[int, int]
 ) -> dict[int, int]:
     """Adjusts the estimates so that their sum is `busy`.
 
-    Uncertain estimates change more than certain ones. No process gets more than `at_most`.
+    Uncertain estimates change more than certain ones. No process gets more than its limit.
     """
     free = {pid for pid, estimate in estimates.items() if estimate.uncertainty > 0}
     while free:
@@ -686,17 +718,20 @@ def _fit(
         for pid in free:
             estimate = estimates[pid]
             moved[pid] = estimate.busy + gap * estimate.uncertainty / weight
-            if not 0 <= moved[pid] <= at_most[pid]:
+            if not 0 <= moved[pid] <= limits[pid]:
                 stopped.add(pid)
 
-        # Estimates that reach a limit stay there, and the others are adjusted again.
-        for pid in stopped or free:
-            estimates[pid].busy = min(max(moved[pid], 0.0), float(at_most[pid]))
-
         if not stopped:
+            for pid in free:
+                estimates[pid].busy = moved[pid]
             break
+
+        # Estimates that reach a limit stay there, and the others are adjusted again.
+        for pid in stopped:
+            estimates[pid].busy = min(max(moved[pid], 0.0), float(limits[pid]))
         free -= stopped
 
+    # The certain estimates alone may be too large.
     total = sum(estimate.busy for estimate in estimates.values())
     scale = min(1.0, busy / total) if total else 0.0
     return {pid: int(estimate.busy * scale) for pid, estimate in estimates.items()}

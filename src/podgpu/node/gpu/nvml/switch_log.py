@@ -48,7 +48,7 @@ _HEADER_BYTES: Final = 4096
 # Position to read (get), position to write (put), count, records dropped since the last reading,
 # unused.
 _HEADER = struct.Struct("<IIQQQ")
-_PAYLOAD_BYTES: Final = 24
+_PAYLOAD_BYTES: Final = 24  # of a record, without its header of 8 bytes
 _PADDING: Final = 512
 """Number of zero bytes after the parameters.
 
@@ -58,13 +58,13 @@ _WRITE_BACK: Final = 5 << 29
 _USER_READ_ONLY: Final = 1 << 22
 _KEEP_OLDEST: Final = 1
 _READ_ONLY_MAP: Final = 1
-_NO_GPU: Final = (0, 0xFFFFFFFF)
+_NO_GPU: Final = (0, 0xFFFFFFFF)  # unused places in the list of GPUs
 _BUSY_REGISTER: Final = 0x40060C
 """Register whose bit 0 is set while the graphics and compute engine is busy.
 
 See `MEASURED_ARCHITECTURES`.
 """
-_REFUSED_VALUE: Final = 0xBADF
+_REFUSED_VALUE: Final = 0xBADF  # upper half of the value if the GPU refuses the reading
 _OLDEST_BRANCH: Final = 550
 """Oldest supported driver. The structures of older drivers have another layout."""
 _MEMORY_BYTES: Final = 128  # size of a memory object's parameters
@@ -104,8 +104,8 @@ class ContextSwitchLog:
         self._kernel = kernel or KernelCalls()
         self._control_fd = -1
         self._device_fd = -1
-        self._client = 0
-        self._handles = 0
+        self._client = 0  # handle; 0 if it does not exist
+        self._handles = 0  # number of handles that were made
         self._maps: list[mmap.mmap] = []
 
         with ExitStack() as undo:
@@ -137,10 +137,10 @@ class ContextSwitchLog:
         if put == self._get:
             return b""
 
-        size = RECORD.size
-        start = self._get * size
-        end = put * size
+        start = self._get * RECORD.size
+        end = put * RECORD.size
         chunk = self._ring[start:end]
+        # The records continue at the begin of the ring.
         if end < start:
             chunk = self._ring[start:] + self._ring[:end]
         self._get = put
@@ -157,10 +157,12 @@ class ContextSwitchLog:
 
         Without CAP_SYS_ADMIN, each call writes a line to the kernel log.
         """
+        # The request has the number of operations, and the address of the only one.
         operation = ctypes.create_string_buffer(struct.pack("<12xI16x", _BUSY_REGISTER))
-        operations = struct.pack("<20xIQ16x", 1, ctypes.addressof(operation))
-        self._control(self._subdevice, _READ_REGISTERS, operations)
+        request = struct.pack("<20xIQ16x", 1, ctypes.addressof(operation))
+        self._control(self._subdevice, _READ_REGISTERS, request)
 
+        # The kernel writes its answer into the operation.
         status = operation.raw[2]
         (value,) = struct.unpack_from("<I", operation.raw, 20)
 
@@ -189,7 +191,8 @@ class ContextSwitchLog:
         self._control_fd = -1
 
     def _find_gpu(self, pci_bus_id: str) -> int:
-        wanted = pci_bus_id.lower().partition(".")[0]
+        """Returns the handle of the GPU with this PCI bus id, such as 00000000:04:00.0."""
+        wanted, _, _ = pci_bus_id.lower().partition(".")
         attached = struct.unpack("<32I", self._control(self._client, _ATTACHED_IDS, b"\xff" * 128))
         for gpu_id in attached:
             if gpu_id in _NO_GPU:
@@ -241,6 +244,8 @@ class ContextSwitchLog:
             memory = ctypes.create_string_buffer(parameters + bytes(_PADDING))
         address = 0 if memory is None else ctypes.addressof(memory)
 
+        # The kernel chooses the handle of a client, and the client those of its objects. They only
+        # need to differ.
         self._handles += 1
         handle = 0
         if kind != _CLIENT:
@@ -291,6 +296,8 @@ class ContextSwitchLog:
             raise SwitchLogError("no_device_node", f"{path} cannot be opened: {e.strerror}") from e
 
     def _ioctl(self, number: int, request: bytearray, status_offset: int, what: str) -> None:
+        """`status_offset`: place of the driver's status in the request. `what`: for messages."""
+        # _IOWR('F', number, request) of the kernel
         code = 3 << 30 | len(request) << 16 | ord("F") << 8 | number
         try:
             self._kernel.ioctl(self._control_fd, code, request)

@@ -14,7 +14,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -89,6 +90,129 @@ The records use memory.
 """
 
 
+@dataclass(slots=True)
+class _GpuClock:
+    """Converts between Unix time in seconds and the GPU's clock in nanoseconds."""
+
+    _log: SwitchLog
+    _wall: Callable[[], float]
+    _offset: int = 0  # nanoseconds from Unix time to the GPU's clock
+
+    def read(self) -> int:
+        """Returns the GPU's time. Corrects the conversion, because the clocks drift apart."""
+        before = self._wall()
+        gpu_time = self._log.now()
+        after = self._wall()
+        self._offset = gpu_time - int((before + after) / 2 * 1e9)
+        return gpu_time
+
+    def to_gpu_time(self, unix_time: float) -> int:
+        return int(unix_time * 1e9) + self._offset
+
+    def to_unix_time(self, gpu_time: int) -> float:
+        return (gpu_time - self._offset) / 1e9
+
+
+@dataclass(slots=True)
+class _BusySampler:
+    """Samples whether the engine is busy."""
+
+    _log: SwitchLog
+    _wall: Callable[[], float]
+    # For these, see `SwitchListener`.
+    no_samples_reason: str
+    limit: str
+    _needs_samples: bool
+    # True while no samples are taken, because all contexts were busy all the time.
+    is_paused: bool = False
+    samples: list[BusySample] = field(default_factory=list)
+
+    def take(self, clock: _GpuClock) -> None:
+        if self.no_samples_reason or self.is_paused:
+            return
+
+        before = self._wall()
+        try:
+            busy = self._log.is_busy()
+        except SwitchLogError as e:
+            if self._needs_samples:
+                raise
+            self.no_samples_reason = str(e)
+            self.limit = LOG_FAILED
+            self.samples = []
+            return
+
+        moment = clock.to_gpu_time((before + self._wall()) / 2)
+        self.samples.append((moment, busy))
+
+    def take_until(self, end: int) -> list[BusySample]:
+        """Returns the samples before the GPU time `end`, and keeps the others."""
+        samples = [sample for sample in self.samples if sample[0] < end]
+        self.samples = [sample for sample in self.samples if sample[0] >= end]
+        return samples
+
+
+@dataclass(slots=True)
+class _NamedProcesses:
+    """Looks up processes when the log first names them, unless the driver lists them."""
+
+    listed: frozenset[int] = frozenset()  # pids that the driver lists
+    find: FindProcesses = find_no_processes
+    # When the log last named each process, by pid.
+    _mentioned_at: dict[int, float] = field(default_factory=dict)
+    # Pids of processes that the driver did not list, but that `find` found.
+    existing: set[int] = field(default_factory=set)
+    new_at: float = float("-inf")  # when the log last named a new process
+
+    def look_up(self, named: set[int], now: float) -> None:
+        """`named`: pids in the new part of the log."""
+        new = named - self._mentioned_at.keys() - self.listed
+        if new:
+            self.existing.update(self.find(new))
+            self.new_at = now
+        self._mentioned_at.update(dict.fromkeys(named, now))
+
+        for pid, mentioned_at in list(self._mentioned_at.items()):
+            if now - mentioned_at > _MENTION_SECONDS:
+                del self._mentioned_at[pid]
+                self.existing.discard(pid)
+
+
+@dataclass(slots=True)
+class _Timelines:
+    """The switches of each engine of one GPU since the last window."""
+
+    _began: int
+    _costs: SwitchCosts
+    _records: RecordDecoder = field(default_factory=RecordDecoder)
+    _timelines: dict[int, Timeline] = field(default_factory=dict)  # by MIG instance, or WHOLE_GPU
+    # The first one in the log, by MIG instance.
+    _compute_instances: dict[int, int] = field(default_factory=dict)
+
+    def add(self, chunk: bytes) -> set[int]:
+        """Adds a part of the log. Returns the pids in it."""
+        named: set[int] = set()
+        for instance, compute_instance, times, pids in self._records.decode(chunk):
+            # `~pid` means that it was saved.
+            named.update(pid if pid >= 0 else ~pid for pid in set(pids))
+            self.find(instance).add(times, pids)
+
+            first = self._compute_instances.setdefault(instance, compute_instance)
+            if first != compute_instance:
+                raise SwitchLogError(
+                    "several_compute_instances",
+                    f"GPU instance {instance} runs several compute instances at once, "
+                    "so busy time cannot be divided",
+                )
+        return named - UNKNOWN_PIDS
+
+    def find(self, instance: int) -> Timeline:
+        return self._timelines.setdefault(instance, Timeline(self._began, self._costs))
+
+    def clear(self) -> None:
+        self._timelines = {}
+
+
 class SwitchListener:
     """Reads one GPU's log in a separate thread. Also samples whether the GPU is busy.
 
@@ -99,71 +223,58 @@ class SwitchListener:
     def __init__(
         self,
         log: SwitchLog,
-        costs: SwitchCosts = SwitchCosts(),  # noqa: B008 - immutable
+        costs: SwitchCosts,
         *,
-        no_samples_reason: str = "",
-        limit: str = "",
-        needs_samples: bool = True,
-        wall: Callable[[], float] = time.time,
+        no_samples_reason: str,
+        limit: str,
+        needs_samples: bool,
+        wall: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
         in_background: bool = True,
     ) -> None:
         """Opens the timeline at the current time of the GPU.
 
-        `no_samples_reason`: reason why no busy samples are taken. `limit`: see
+        `no_samples_reason`: reason why no busy samples are taken, or an empty string. `limit`: see
         `DeviceTotals.method_limit`. `needs_samples`: if False, the log is also used if samples
         fail. `in_background`: if False, the caller must call `step`.
         """
-        self.no_samples_reason = no_samples_reason
-        self.limit = limit
-        # True while no samples are taken, because all contexts were busy all the time.
-        self.pauses_sampling = False
-        self._needs_samples = needs_samples
-        self._samples: list[BusySample] = []
-
         self._log = log
-        self._costs = costs
-        self._records = RecordDecoder()
-        self._timelines: dict[int, Timeline] = {}  # by MIG instance, or WHOLE_GPU
-        self._compute_instances: dict[int, int] = {}  # the only one, by MIG instance
+        self._gpu_clock = _GpuClock(log, wall)
+        self.began = self._gpu_clock.read()
+        self._log_time = self.began  # GPU time up to which the log was read
+        self.sampler = _BusySampler(log, wall, no_samples_reason, limit, needs_samples)
+        self._timelines = _Timelines(self.began, costs)
+        self._processes = _NamedProcesses()
 
-        self._listed: frozenset[int] = frozenset()  # pids that the driver lists
-        self._find: FindProcesses = find_no_processes
-        # When the log last named each process, by pid.
-        self._mentioned: dict[int, float] = {}
-        # Pids of processes that the driver did not list, but that `_find` found.
-        self._existing: set[int] = set()
-
-        # Nanoseconds of the GPU's clock: the start, and the end of what is read of the log.
-        self.began = self._log.now()
-        self._log_time = self.began
-        # Nanoseconds from Unix time to the GPU's clock.
-        self._offset = self.began - int(wall() * 1e9)
-
-        # Monotonic times.
+        self._clock = clock
         self._drained_at = clock()
         self._window_taken_at = self._drained_at
-        self._new_process_at = float("-inf")
 
-        self._wall = wall
-        self._clock = clock
         self._lock = threading.Lock()
-        self._error: SwitchLogError | None = None
+        self._error: SwitchLogError | None = None  # why the listener has ended
         self._ended = threading.Event()
 
         if in_background:
             threading.Thread(target=self._run, name="switches", daemon=True).start()
 
+    @property
+    def no_samples_reason(self) -> str:
+        return self.sampler.no_samples_reason
+
+    @property
+    def limit(self) -> str:
+        return self.sampler.limit
+
     def follow(self, listed: frozenset[int], find: FindProcesses) -> None:
         """Sets the pids that the driver lists. `find`: looks up processes that it does not."""
         with self._lock:
-            self._listed = listed
-            self._find = find
+            self._processes.listed = listed
+            self._processes.find = find
 
     def list_existing(self) -> frozenset[int]:
         """Returns the processes that the driver did not list, but that were found."""
         with self._lock:
-            return frozenset(self._existing)
+            return frozenset(self._processes.existing)
 
     def take_window(
         self, until: float, instance: int | None = None
@@ -183,21 +294,18 @@ class SwitchListener:
                 raise
             self._window_taken_at = self._clock()
 
-            timeline = self._find_timeline(WHOLE_GPU if instance is None else instance)
+            timeline = self._timelines.find(WHOLE_GPU if instance is None else instance)
+            # The window neither begins before the last one, nor ends after the log.
             end = max(timeline.now, min(self.to_gpu_time(until), self._log_time))
-            residency = timeline.take_window(end)
-
-            samples = [sample for sample in self._samples if sample[0] < end]
-            self._samples = [sample for sample in self._samples if sample[0] >= end]
-            return residency, samples
+            return timeline.take_window(end), self.sampler.take_until(end)
 
     def to_gpu_time(self, moment: float) -> int:
         """Converts a Unix time to nanoseconds of the GPU's clock."""
-        return int(moment * 1e9) + self._offset
+        return self._gpu_clock.to_gpu_time(moment)
 
     def to_unix_time(self, gpu_time: int) -> float:
         """Converts nanoseconds of the GPU's clock to a Unix time."""
-        return (gpu_time - self._offset) / 1e9
+        return self._gpu_clock.to_unix_time(gpu_time)
 
     def step(self) -> float:
         """Takes a sample, drains the log if due, and returns the seconds until the next step."""
@@ -206,8 +314,7 @@ class SwitchListener:
             if self._error is not None:
                 return 0.0
             try:
-                if not self.no_samples_reason and not self.pauses_sampling:
-                    self._take_sample()
+                self.sampler.take(self._gpu_clock)
                 if self._seconds_until_drain() <= 0:
                     self._drain()
                     self._check_is_used()
@@ -228,21 +335,6 @@ class SwitchListener:
         while not self._ended.wait(self.step()):
             pass
 
-    def _take_sample(self) -> None:
-        before = self._wall()
-        try:
-            busy = self._log.is_busy()
-        except SwitchLogError as e:
-            if self._needs_samples:
-                raise
-            self.no_samples_reason = str(e)
-            self.limit = LOG_FAILED
-            self._samples = []
-            return
-
-        moment = self.to_gpu_time((before + self._wall()) / 2)
-        self._samples.append((moment, busy))
-
     def _check_is_used(self) -> None:
         if self._clock() - self._window_taken_at > _MAX_UNREAD_SECONDS:
             raise SwitchLogError(
@@ -252,52 +344,23 @@ class SwitchListener:
     def _seconds_until_drain(self) -> float:
         now = self._clock()
         interval = _DRAIN_SECONDS
-        if now - self._new_process_at < _NEW_PROCESS_SECONDS:
+        if now - self._processes.new_at < _NEW_PROCESS_SECONDS:
             interval = _SHORT_DRAIN_SECONDS
         return self._drained_at + interval - now
 
     def _drain(self) -> None:
-        before = self._wall()
-        self._log_time = self._log.now()
-        self._offset = self._log_time - int((before + self._wall()) / 2 * 1e9)
-
-        named: set[int] = set()
-        for instance, compute_instance, times, pids in self._records.decode(self._log.drain()):
-            named.update(pid if pid >= 0 else ~pid for pid in set(pids))
-            self._find_timeline(instance).add(times, pids)
-            if self._compute_instances.setdefault(instance, compute_instance) != compute_instance:
-                raise SwitchLogError(
-                    "several_compute_instances",
-                    f"GPU instance {instance} runs several compute instances at once, "
-                    "so busy time cannot be divided",
-                )
-
+        # The time is read first, because the log contains all switches until then.
+        self._log_time = self._gpu_clock.read()
+        named = self._timelines.add(self._log.drain())
         self._drained_at = self._clock()
-        self._look_up(named - UNKNOWN_PIDS)
-
-    def _look_up(self, named: set[int]) -> None:
-        """Looks up processes when the log first names them, unless the driver lists them."""
-        now = self._drained_at
-
-        new = named - self._mentioned.keys() - self._listed
-        if new:
-            self._existing.update(self._find(new))
-            self._new_process_at = now
-        self._mentioned.update(dict.fromkeys(named, now))
-
-        for pid, at in list(self._mentioned.items()):
-            if now - at > _MENTION_SECONDS:
-                del self._mentioned[pid]
-                self._existing.discard(pid)
-
-    def _find_timeline(self, instance: int) -> Timeline:
-        return self._timelines.setdefault(instance, Timeline(self.began, self._costs))
+        self._processes.look_up(named, self._drained_at)
 
     def _end(self, error: SwitchLogError) -> None:
         self._error = error
         self._ended.set()
-        self._timelines = {}
-        self._samples = []
+        # They use memory as long as somebody has the listener.
+        self._timelines.clear()
+        self.sampler.samples = []
         self._log.close()
 
 
@@ -441,6 +504,79 @@ class _WindowError(SwitchLogError):
     """The log cannot be used for the current window. The log stays open for later windows."""
 
 
+@dataclass(slots=True)
+class _OpenLog:
+    """The open log of one GPU, and what was learnt from it."""
+
+    listener: SwitchListener
+    # Estimators by device key.
+    waits: dict[str, WaitEstimator] = field(default_factory=partial(defaultdict, WaitEstimator))
+    _model: BusyShareModel = field(default_factory=BusyShareModel)
+    _saturated_ns: int = 0  # how long contexts have been completely busy
+
+    def divide(
+        self, residency: Residency, worked: int, samples: Sequence[BusySample]
+    ) -> dict[int, int]:
+        """Divides the time in which processes worked among them, by pid."""
+        if self.listener.no_samples_reason:
+            return estimate_without_samples(residency, worked)
+        self._model.learn(residency, samples)
+        self._pause_if_saturated(residency, worked)
+        return self._model.estimate(residency, worked, samples)
+
+    def _pause_if_saturated(self, residency: Residency, worked: int) -> None:
+        if _covers(worked, sum(residency.resident.values())):
+            self._saturated_ns += residency.window
+        else:
+            self._saturated_ns = 0
+        self.listener.sampler.is_paused = self._saturated_ns > _SATURATED_NS
+
+
+@dataclass(slots=True)
+class _LogReport:
+    """Reports whether the log of one GPU can be used: in the status, the metrics and podgpu's log.
+
+    Logs each reason once, until the log has been used for some time without a failure.
+    """
+
+    _clock: Callable[[], float]
+    _is_auto: bool  # if True, it is no failure of a source that the log cannot be used
+    name: str = ""  # of the GPU
+    status: SwitchStatus = field(default_factory=SwitchStatus)
+    limit: str = ""  # `DeviceTotals.method_limit`
+    _logged: set[str] = field(default_factory=set)  # reasons
+    _failed_at: float = float("-inf")
+
+    def succeed(self, limit: str) -> None:
+        self.status = SwitchStatus(self.status.errors)
+        self.limit = limit
+        steady_seconds = self._clock() - self._failed_at
+        if self._logged and steady_seconds >= _STEADY_SECONDS:
+            self._logged.clear()
+            _log.info("%s: processes are measured by context switches again", self.name)
+
+    def fail(self, error: SwitchLogError) -> None:
+        """Reports that processes are measured by the driver's samples."""
+        self._failed_at = self._clock()
+        self.limit = LOG_FAILED
+
+        errors = (*self.status.errors, error.reason)
+        level = logging.WARNING
+        if isinstance(error, LogNotMeasured):
+            self.limit = NOT_MEASURED
+            errors = self.status.errors
+            level = logging.INFO
+        if error.reason not in self._logged:
+            self._logged.add(error.reason)
+            text = "%s: processes are temporarily measured by the driver's samples: %s"
+            _log.log(level, text, self.name, error)
+
+        if self._is_auto:
+            self.status = SwitchStatus(errors)
+        else:
+            self.status = SwitchStatus(errors, error.reason, f"{self.name}: {error}")
+
+
 class BusyTimeSplitter:
     """Splits the busy time of one GPU and its MIG instances among their processes.
 
@@ -453,29 +589,21 @@ class BusyTimeSplitter:
         clock: Callable[[], float],
         is_auto: bool,
     ) -> None:
-        """`is_auto`: if the log cannot be used, this is no failure of a source."""
+        """`is_auto`: see `_LogReport`."""
         self._clock = clock
         self._open_listener = open_listener
-        self._is_auto = is_auto
+        self._report = _LogReport(clock, is_auto)
+        self._log: _OpenLog | None = None
+        self._retry_at = float("-inf")
 
-        self._name = ""
-        self._listener: SwitchListener | None = None
-        self._model = BusyShareModel()
-        self._waits: defaultdict[str, WaitEstimator] = defaultdict(WaitEstimator)  # by device key
-        self._shared_at: dict[str, float] = {}  # by device key, see `begin_reading`
-
+        # When each device was last shared, by device key. Only devices that were shared recently.
+        self._shared_at: dict[str, float] = {}
         self._previous_pids: frozenset[int] = frozenset()
         self._pids: frozenset[int] = frozenset()
 
-        self._retry_at = float("-inf")
-        self._saturated_ns = 0
-        self._limit = ""
-
-        # Reasons that were logged, and when the log last could not be used.
-        self._logged: set[str] = set()
-        self._failed_at = float("-inf")
-
-        self.status = SwitchStatus()
+    @property
+    def status(self) -> SwitchStatus:
+        return self._report.status
 
     def begin_reading(
         self,
@@ -490,14 +618,14 @@ class BusyTimeSplitter:
         containers. `find`: see `Telemetry.usage`.
         """
         gpu = target.device
-        self._name = gpu.text
-        self.status = replace(self.status, errors=())
+        self._report.name = gpu.text
+        self._report.status = replace(self.status, errors=())
         self._previous_pids = self._pids
         self._pids = frozenset(process.pid for process in running or ())
         self._update_shared(gpu, running is not None, shared)
 
         if not self._shared_at:
-            self.status = SwitchStatus()
+            self._report.status = SwitchStatus()
             self.close()
         elif any(process.mps for process in running or ()):
             self._shared_at = {}
@@ -505,11 +633,11 @@ class BusyTimeSplitter:
             self._fall_back(
                 _WindowError("mps", "it is shared by MPS, where all clients use the same context")
             )
-        elif self._listener is None and self._clock() >= self._retry_at:
+        elif self._log is None and self._clock() >= self._retry_at:
             self._open(target)
 
-        if self._listener is not None:
-            self._listener.follow(self._pids, find)
+        if self._log is not None:
+            self._log.listener.follow(self._pids, find)
 
     def _update_shared(self, gpu: Device, sees_processes: bool, shared: Collection[str]) -> None:
         """Updates which devices of this GPU are, or were recently, shared."""
@@ -522,21 +650,24 @@ class BusyTimeSplitter:
             if key == gpu.uuid or key.startswith(f"{gpu.uuid}/"):
                 self._shared_at[key] = now
 
-        for key, at in list(self._shared_at.items()):
-            if now - at > _LINGER_SECONDS:
+        for key, shared_at in list(self._shared_at.items()):
+            if now - shared_at > _LINGER_SECONDS:
                 del self._shared_at[key]
 
     def _open(self, target: DeviceHandle) -> None:
         try:
-            self._listener = self._open_listener(target)
+            listener = self._open_listener(target)
         except SwitchLogError as e:
             self._fall_back(e)
             return
 
-        no_samples_reason = self._listener.no_samples_reason
-        note = f"; busy samples are not available: {no_samples_reason}" if no_samples_reason else ""
+        self._log = _OpenLog(listener)
+        reason = listener.no_samples_reason
+        note = f"; busy samples are not available: {reason}" if reason else ""
         _log.info(
-            "%s is shared by several containers: reading its context switches%s", self._name, note
+            "%s is shared by several containers: reading its context switches%s",
+            self._report.name,
+            note,
         )
 
     def split(self, usage: DeviceUsage, until: float | None) -> DeviceUsage:
@@ -548,50 +679,38 @@ class BusyTimeSplitter:
         usage = replace(usage, bounded=True)
         key = usage.device.key
         if key in self._shared_at:
-            usage = replace(usage, method_limit=self._limit)
-        listener = self._listener
-        if listener is None or until is None or not usage.window_ns:
+            usage = replace(usage, method_limit=self._report.limit)
+        log = self._log
+        if log is None or until is None or not usage.window_ns:
             return usage
 
+        # A window is taken even if it cannot be used, so that the next one begins at its end.
+        listener = log.listener
         try:
             residency, samples = listener.take_window(until, usage.device.gi_id)
             usage = _add_evidence(usage, residency, listener)
             if usage.busy_ns is None or not self._is_usable(residency, usage, listener):
                 return usage
             known = self._previous_pids | self._pids | listener.list_existing() | {HIDDEN_PID}
-            _check(residency, usage.window_ns, usage.busy_ns, known)
+            _check_is_complete(residency, usage.window_ns, usage.busy_ns, known)
         except SwitchLogError as e:
             self._fall_back(e)
-            return replace(usage, method_limit=self._limit)
+            return replace(usage, method_limit=self._report.limit)
 
-        self._succeed(listener)
+        self._report.succeed(listener.limit)
         worked = max(0, usage.busy_ns - residency.switching)
-        figures = self._divide(listener, residency, worked, samples)
-        waits = self._waits[key].add(residency, figures)
+        busy_ns = log.divide(residency, worked, samples)
+        waits = log.waits[key].add(residency, busy_ns)
         return replace(
             usage,
-            process_busy_ns=select_keys(figures, known),
+            process_busy_ns=select_keys(busy_ns, known),
             method="switches" if listener.no_samples_reason else "exact",
-            method_limit=self._limit,
+            method_limit=self._report.limit,
             resident_ns=residency.resident,
             switching_ns=residency.switching,
             saving_ns=compute_max_saving(residency),
             waits=waits,
         )
-
-    def _divide(
-        self,
-        listener: SwitchListener,
-        residency: Residency,
-        worked: int,
-        samples: Sequence[BusySample],
-    ) -> dict[int, int]:
-        """Divides the time in which processes worked among them, by pid."""
-        if listener.no_samples_reason:
-            return estimate_without_samples(residency, worked)
-        self._model.learn(residency, samples)
-        self._pause_if_saturated(listener, residency, worked)
-        return self._model.estimate(residency, worked, samples)
 
     def _is_usable(
         self, residency: Residency, usage: DeviceUsage, listener: SwitchListener
@@ -603,56 +722,15 @@ class BusyTimeSplitter:
         is_first = residency.since == listener.began
         return not is_first or _covers(residency.window, usage.window_ns)
 
-    def _pause_if_saturated(
-        self, listener: SwitchListener, residency: Residency, worked: int
-    ) -> None:
-        if _covers(worked, sum(residency.resident.values())):
-            self._saturated_ns += residency.window
-        else:
-            self._saturated_ns = 0
-        listener.pauses_sampling = self._saturated_ns > _SATURATED_NS
-
     def close(self) -> None:
         """Closes the log. An open log prevents the driver from being unloaded."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-            self._model = BusyShareModel()
-            self._saturated_ns = 0
-            self._waits.clear()
-            _log.info("%s: the context-switch log is closed", self._name)
-
-    def _succeed(self, listener: SwitchListener) -> None:
-        self.status = SwitchStatus(self.status.errors)
-        self._limit = listener.limit
-        steady_seconds = self._clock() - self._failed_at
-        if self._logged and steady_seconds >= _STEADY_SECONDS:
-            self._logged.clear()
-            _log.info("%s: processes are measured by context switches again", self._name)
+        if self._log is not None:
+            self._log.listener.close()
+            self._log = None
+            _log.info("%s: the context-switch log is closed", self._report.name)
 
     def _fall_back(self, error: SwitchLogError) -> None:
-        """Reports that processes are measured by the driver's samples.
-
-        Logs each reason once, until the log has been used for some time without a failure.
-        """
-        self._failed_at = self._clock()
-        self._limit = LOG_FAILED
-
-        errors = (*self.status.errors, error.reason)
-        level = logging.WARNING
-        if isinstance(error, LogNotMeasured):
-            self._limit = NOT_MEASURED
-            errors = self.status.errors
-            level = logging.INFO
-        if error.reason not in self._logged:
-            self._logged.add(error.reason)
-            text = "%s: processes are temporarily measured by the driver's samples: %s"
-            _log.log(level, text, self._name, error)
-
-        if self._is_auto:
-            self.status = SwitchStatus(errors)
-        else:
-            self.status = SwitchStatus(errors, error.reason, f"{self._name}: {error}")
+        self._report.fail(error)
         if not isinstance(error, _WindowError):
             self.close()
             self._retry_at = self._clock() + _RETRY_SECONDS
@@ -679,8 +757,11 @@ def _covers(part: int, whole: int) -> bool:
     return part * _UNKNOWN_PART >= whole * (_UNKNOWN_PART - 1)
 
 
-def _check(residency: Residency, window_ns: int, busy_ns: int, known: Set[int]) -> None:
-    """Raises _WindowError if the log does not show all processes for almost the whole window."""
+def _check_is_complete(residency: Residency, window_ns: int, busy_ns: int, known: Set[int]) -> None:
+    """Raises _WindowError if the log does not show all processes for almost the whole window.
+
+    `known`: pids of processes that exist.
+    """
     missing = max(residency.unknown, abs(residency.window - window_ns))
     if residency.unloaded:
         # Nothing can have run while no context was loaded.

@@ -28,23 +28,23 @@ from podgpu.node.gpu.nvml.switch_attribution import (
 
 # Length of a time slice on an H200. Used until `detect_slice` finds another length.
 DEFAULT_SLICE_NS = 2_140_000
-_CUT_TOLERANCE = 0.04
+_CUT_TOLERANCE = 0.04  # lengths count as equal if they differ by less than this fraction
 # Processes that were busy for at least this fraction of their residency are assumed to be always
 # busy.
 _SATURATED_SHARE = 0.95
 _SHORT_NS = 30_000  # uncertainty of the measured length of a period
 _LONG = 1.1  # a period counts as longer than a time slice if it exceeds the slice by this factor
-_BINS_PER_DOUBLING = 24
+_BINS_PER_DOUBLING = 24  # bins of the histogram of lengths; each is 3 % wide
 # Shorter periods are ignored when the slice is detected. Their length is often the duration of a
 # kernel.
 _MIN_SLICE_NS = 500_000
-_MIN_CUT_PERIODS = 20
+_MIN_CUT_PERIODS = 20  # in the mode
 # The mode (most frequent length) must account for 1/4 of the total length of consecutive periods of
 # equal length.
 _MIN_CUT_PART = 4
-_A_LITTLE_LONGER = 1.6
+_A_LITTLE_LONGER = 1.6  # a period up to this factor of the slice counts as slightly longer
 _MAX_LONGER_PART = 10  # for each ten periods in the mode, at most one period may be slightly longer
-_RECENT_PERIODS = 32
+_RECENT_PERIODS = 32  # kept from before the examined periods, see `_select_recent`
 # The slice is detected once in this many windows, because its length rarely changes.
 _DETECTION_WINDOWS = 16
 # If a window has more periods, a random part of the window with about this many is examined.
@@ -61,7 +61,9 @@ def detect_slice(residency: Residency, worked: int) -> int | None:
     their work after similar times. If the total length of the periods exceeds `worked` (busy time
     of the device), the load is periodic.
     """
-    lengths = [period.until - period.began for period in residency.periods[1:-1]]
+    # The window may cut off the first and the last period.
+    complete = residency.periods[1:-1]
+    lengths = [period.until - period.began for period in complete]
     mode = _find_longest_mode(lengths, worked)
     if not mode:
         return None
@@ -75,7 +77,10 @@ def detect_slice(residency: Residency, worked: int) -> int | None:
 
 
 def _find_longest_mode(lengths: Sequence[int], worked: int) -> list[int]:
-    """Returns the periods of the longest frequent length, or an empty list."""
+    """Returns the periods of the longest frequent length, or an empty list.
+
+    Skips a length if its periods contain idle time, because together they exceed `worked`.
+    """
     bins: defaultdict[int, list[int]] = defaultdict(list)
     for before, length in pairwise(lengths):
         if length >= _MIN_SLICE_NS and abs(length - before) < length * _CUT_TOLERANCE:
@@ -84,10 +89,11 @@ def _find_longest_mode(lengths: Sequence[int], worked: int) -> list[int]:
 
     total = sum(map(sum, bins.values()))
     for place in sorted(bins, reverse=True):
+        # Three bins, because equal lengths may be on both sides of a bin's edge.
         mode = bins[place] + bins[place - 1] + bins[place - 2]
-        time = sum(mode)
-        is_frequent = len(mode) >= _MIN_CUT_PERIODS and total <= time * _MIN_CUT_PART
-        if is_frequent and time <= worked:
+        mode_ns = sum(mode)
+        is_frequent = len(mode) >= _MIN_CUT_PERIODS and total <= mode_ns * _MIN_CUT_PART
+        if is_frequent and mode_ns <= worked:
             return mode
     return []
 
@@ -118,14 +124,15 @@ class _Waits:
         self.least += wait.least
         self.most += wait.most
 
-        left = wait.estimate
+        # Each period counts until the next one began, so that switches count, too.
+        remaining = wait.estimate
         for runner, began, _, _ in reversed(ran[1:]):
             self.runners[runner] += end - began
-            left -= end - began
+            remaining -= end - began
             end = began
 
         # The wait began within the first period.
-        self.runners[ran[0].pid] += left
+        self.runners[ran[0].pid] += remaining
 
     def extrapolate(self, periods: int, limit: int) -> tuple[int, int, int]:
         """Returns estimate, minimum and maximum for this number of periods."""
@@ -199,6 +206,7 @@ class WaitEstimator:
         processes: dict[int, tuple[int, int, int]] = {}
         pairs: dict[tuple[int, int], int] = {}
         for pid, waits in self._examined.items():
+            # It never waited.
             if not waits.runners:
                 continue
 
@@ -209,6 +217,7 @@ class WaitEstimator:
             for runner, ns in waits.runners.items():
                 pairs[pid, runner] = ns * estimate // max(1, waits.estimate)
 
+        # The rest of the window is assumed to be like the examined part.
         pressure = _measure_union(self.intervals, part.since, part.until)
         pressure_ns = pressure * residency.window // max(1, part.until - part.since)
         return ProcessWaits(processes, pairs, pressure_ns)
@@ -246,81 +255,90 @@ class WaitEstimator:
         longest = self.slice * _LONG
         idle_from = self._find_idle_ends(residency, busy)
         busy_shares = {pid: busy.get(pid, 0) / ns for pid, ns in residency.resident.items()}
-        found: defaultdict[int, _Waits] = defaultdict(_Waits)
+        waits_by_pid: defaultdict[int, _Waits] = defaultdict(_Waits)
         periods = [*part.recent, *part.new]
         first_new = len(part.recent)
         self.intervals = []
 
         # Position of each process's last period.
         last: dict[int, int] = {}
-        # Earliest period in which a process that has not run since can have begun to wait.
+        # Position of the earliest period in which a process that has not run since can have begun
+        # to wait.
         earliest = -1
-        # The last period that ended with idle time.
-        idle = -1
+        # Position of the last period that ended with idle time.
+        last_idle = -1
 
         for position, (pid, began, _, until) in enumerate(periods):
-            before = last.get(pid, -1)
+            previous = last.get(pid, -1)
             last[pid] = position
             if position >= first_new and pid != KERNEL_PID:
-                waits = found[pid]
+                waits = waits_by_pid[pid]
                 waits.periods += 1
-                if -1 < before < position - 1:
+                # It waits only if others ran since its last period.
+                if -1 < previous < position - 1:
                     end = began - lead
                     wait = self._estimate_wait(
-                        periods, before, position, end, earliest, idle, busy_shares
+                        periods, previous, position, end, earliest, last_idle, busy_shares
                     )
                     waits.add(wait, end, periods[wait.first : position])
                     # The process may also have waited while its context was restored.
                     waits.most += lead
                     self.intervals.append((end - wait.estimate, end, pid))
 
-            # By round-robin, every process that waited at `before` has run since.
-            if earliest <= before:
-                earliest = before + 1
-            if until - began > longest:
+            # By round-robin, every process that waited at `previous` has run since.
+            if earliest <= previous:
+                earliest = previous + 1
+            # Others can have begun to wait only during the last slice of this period.
+            length = until - began
+            if length > longest:
                 earliest = position
-            if idle_from and until - began > idle_from.get(pid, longest):
-                idle = position
-        return found
+            # Without `idle_from`, no period ended with idle time.
+            if idle_from and length > idle_from.get(pid, longest):
+                last_idle = position
+        return waits_by_pid
 
     def _estimate_wait(
         self,
         periods: Sequence[Period],
-        before: int,
+        previous: int,
         position: int,
         end: int,
         earliest: int,
-        idle: int,
+        last_idle: int,
         busy_shares: Mapping[int, float],
     ) -> _Wait:
-        """Estimates how long a process waited between its periods at `before` and `position`.
+        """Estimates how long a process waited between its periods at `previous` and `position`.
 
-        `end`: end of the wait. `earliest`, `idle`: see `_find_waits`.
+        `end`: end of the wait. `earliest`, `last_idle`: see `_find_waits`.
         """
-        _, began, _, until = periods[before]
-        first = before + 1
+        # At most, it has waited since the end of its last period.
+        _, began, _, until = periods[previous]
+        first = previous + 1
         estimate = end - until
         most = estimate
 
-        if earliest > before:
+        if earliest > previous:
             # The work arrived during the period `earliest`.
             first = earliest
             runner, began, _, until = periods[first]
             length = until - began
             after = end - until
             most = min(most, after + length, after + self.slice)
+            # On average, it waited for half of the time in which the runner was busy.
             share = 0.5
             if length > self.slice * _LONG:
                 share = busy_shares.get(runner, 1.0) / 2
             estimate = after + int((most - after) * share)
         elif self.is_cut(until - began):
+            # It was preempted, and may also have waited while its own context was saved.
             return _Wait(first, estimate, estimate, most + MAX_SAVE_NS)
 
-        if idle >= first:
-            # The work arrived at the end of the idle period, or during the period after it.
-            first = min(idle + 1, position - 1)
+        if last_idle >= first:
+            # The work arrived in the middle of the period after the idle one. If there is none, it
+            # arrived at the end of the idle period.
+            first = min(last_idle + 1, position - 1)
             _, began, _, until = periods[first]
-            within = 0 if first == idle else (until - began) // 2
+            within = 0 if first == last_idle else (until - began) // 2
             estimate = min(estimate, end - until + within)
         return _Wait(first, estimate, 0, most)
 
@@ -351,9 +369,9 @@ def _choose_part(part: _Part, residency: Residency) -> _Part:
     since = residency.since + random.randrange(residency.window - length)
     until = since + length
 
-    find_place = itemgetter(1)  # when the period began
-    first = bisect_left(part.new, since, key=find_place)
-    stop = bisect_left(part.new, until, key=find_place)
+    get_began = itemgetter(1)
+    first = bisect_left(part.new, since, key=get_began)
+    stop = bisect_left(part.new, until, key=get_began)
 
     earlier = [*part.recent, *part.new[:first]]
     recent = _select_recent(earlier, residency.resident)
@@ -388,6 +406,7 @@ def _measure_union(intervals: Sequence[tuple[int, int, int]], since: int, until:
     `intervals`: sorted by their ends.
     """
     covered = 0
+    # From the last one on, so that `until` is the begin of what is already covered.
     for begin, end, _ in reversed(intervals):
         if begin < since:
             begin = since
