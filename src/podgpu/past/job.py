@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from podgpu.charge import UsageAccount
+from podgpu.charge import Charge, UsageAccount
 from podgpu.fleet.job_view import SlowestView, find_slowest
 from podgpu.fleet.parts import device_utilization, read_number
 from podgpu.fleet.state import ClusterState
@@ -51,7 +51,7 @@ _BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do no
 _THROTTLING = ("thermal", "power_brake")
 # Returns the times when a pod held a GPU.
 # If the node was gone at the end, the time includes the outage.
-_SPANS = f"""
+_TIMES_HELD = f"""
 SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
 FROM span JOIN account ON account.id = span.account
 LEFT JOIN span AS gone
@@ -101,37 +101,31 @@ class JobSummary(RangeFigures, kw_only=True):
     hint: str = ""
 
 
-def _measure_spans(spans: Iterable[Sequence[Any]], now: float) -> tuple[float, float]:
-    """Returns the last end, and the time in which at least one of the spans went on.
+def _measure_union(times: Iterable[tuple[float, float | None]], now: float) -> tuple[float, float]:
+    """Returns the last end of these times, and the length of their union.
 
-    A span begins with its start and its end. Its end is None if it goes on. Sorted by start.
+    `times`: start and end, sorted by start. The end is None if it is still to come.
     """
-    end = 0.0
+    last_end = 0.0
     duration = 0.0
-    for started, ended, *_ in spans:
-        until = max(end, ended or now)
-        duration += until - max(end, started)
-        end = until
-    return end, duration
+    for start, end in times:
+        new_end = max(last_end, now if end is None else end)
+        duration += new_end - max(last_end, start)
+        last_end = new_end
+    return last_end, duration
 
 
 def read_summary(
     db: Connection, namespace: str, pod: str, now: float, state: ClusterState
 ) -> JobSummary | None:
-    spans = db.execute(_SPANS, (namespace, pod)).fetchall()
-    if not spans:
+    rows = db.execute(_TIMES_HELD, (namespace, pod)).fetchall()
+    if not rows:
         return None
 
-    started, _, owner_kind, owner_name = spans[0]
-    end, duration = _measure_spans(spans, now)
-    is_running = any(ended is None for _, ended, *_ in spans)
-    _, _, charges = read_range(db, started, end)
-    own = []
-    for charge in charges:
-        if (charge.account.namespace, charge.account.pod) == (namespace, pod):
-            own.append(charge)
-
-    waited = sum(charge.amounts.waited_seconds for charge in own)
+    started, _, owner_kind, owner_name = rows[0]
+    times = [(start, end) for start, end, *_ in rows]
+    end, duration = _measure_union(times, now)
+    is_running = any(end is None for _, end in times)
 
     summary = JobSummary(
         simulated=state.simulated,
@@ -141,21 +135,13 @@ def read_summary(
         from_=started,
         to=None if is_running else end,
         duration_seconds=duration,
-        wait_seconds=round(waited, 1),
         currency=state.prices.currency,
         slowest=find_slowest(state, (namespace, pod)),
     )
-    add_up(summary, own, summary.currency)
-    summary.mean_share_use = summary.mean_use
-    fit = None
-    if any(charge.amounts.token_seconds for charge in own):
-        first = floor_time(started, COARSE)
-        fit = fit_charges(read_token_steps(db, first, end, (namespace, pod)))
-
-    add_tokens(summary, own, summary.currency, duration, fit)
-
+    charges = _read_charges(db, summary, end)
+    _add_charges(summary, db, charges, end)
     recorded = _add_pod_history(summary, db, end, state)
-    _add_checks(summary, [charge.account for charge in own], recorded, state)
+    _add_checks(summary, [charge.account for charge in charges], recorded, state)
     if is_running:
         fleet = read_pod_load(db, namespace, pod, now, state)
         for load in fleet.pods:
@@ -164,18 +150,44 @@ def read_summary(
     return summary
 
 
+def _read_charges(db: Connection, summary: JobSummary, end: float) -> list[Charge]:
+    charges = []
+    for charge in read_range(db, summary.from_, end):
+        if (charge.account.namespace, charge.account.pod) == (summary.namespace, summary.pod):
+            charges.append(charge)
+    return charges
+
+
+def _add_charges(
+    summary: JobSummary, db: Connection, charges: Sequence[Charge], end: float
+) -> None:
+    """Adds hours, cost, waiting time and tokens."""
+    add_up(summary, charges, summary.currency)
+    summary.mean_share_use = summary.mean_use
+    waited = sum(charge.amounts.waited_seconds for charge in charges)
+    summary.wait_seconds = round(waited, 1)
+
+    fit = None
+    if any(charge.amounts.token_seconds for charge in charges):
+        # Includes the 5 minutes in which the pod started.
+        first = floor_time(summary.from_, COARSE)
+        pod = (summary.namespace, summary.pod)
+        fit = fit_charges(read_token_steps(db, first, end, pod))
+
+    add_tokens(summary, charges, summary.currency, summary.duration_seconds, fit)
+
+
 class _Recorded(NamedTuple):
-    activity: Activity = Activity()
-    uuids: frozenset[str] = frozenset()  # of the GPUs that it holds or held
+    activity: Activity = Activity()  # unknown if the pod shared a GPU
+    uuids: frozenset[str] = frozenset()  # of the GPUs that the pod holds or held
 
 
 def _add_pod_history(
     summary: JobSummary, db: Connection, end: float, state: ClusterState
 ) -> _Recorded:
     start = max(summary.from_, end - _LONGEST)
-    first = start - FINE
-    last = end + FINE
-    gpus = read_pod(db, summary.namespace, summary.pod, first, last)
+    # Conditions that began or ended with the pod are included, too.
+    gpus = read_pod(db, summary.namespace, summary.pod, start - FINE, end + FINE)
     history = make_pod_history(summary.namespace, summary.pod, gpus)
     if history is None:
         return _Recorded()
@@ -190,20 +202,19 @@ def _add_pod_history(
 
 def _add_history(summary: JobSummary, history: PodHistory, end: float, state: ClusterState) -> None:
     # The mean of an unfinished step still changes, so it counts only if a device has no other.
-    finished = None
+    finished_steps = None
     if summary.to is None:
-        finished = int((end - history.from_) // history.step_seconds)
+        finished_steps = int((end - history.from_) // history.step_seconds)
 
     use: list[float] = []
-    p95: list[float] = []
+    p95_of_devices: list[float] = []
     memory: list[float] = []
     for device in history.devices:
-        values = _select_finished(device.series["utilization_ratio"], finished)
-        if values:
-            use += values
-            place = math.ceil(0.95 * len(values)) - 1
-            p95.append(sorted(values)[place])
-        memory += _select_finished(device.series["memory_used_bytes"], finished)
+        device_use = _select_finished(device.series["utilization_ratio"], finished_steps)
+        if device_use:
+            use += device_use
+            p95_of_devices.append(_find_p95(device_use))
+        memory += _select_finished(device.series["memory_used_bytes"], finished_steps)
 
     nodes = {device.node for device in history.devices}
     summary.gpus = len(history.devices)
@@ -215,7 +226,7 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         summary.mean_use = _mean(use)
         summary.mean_device_use = summary.mean_use
         summary.peak_use = max(use)
-        summary.p95_use = max(p95)
+        summary.p95_use = max(p95_of_devices)
 
     summary.peak_memory_bytes = max(memory, default=None)
 
@@ -226,6 +237,11 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
             summary.errors += 1
 
 
+def _find_p95(values: Sequence[float]) -> float:
+    place = math.ceil(0.95 * len(values)) - 1
+    return sorted(values)[place]
+
+
 def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
     throttled_seconds = 0.0
     failed_seconds = 0.0
@@ -233,7 +249,7 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
     for device in history.devices:
         throttled: list[Interval] = []
         failed: list[Interval] = []
-        held = [Interval(span.from_, span.to or end) for span in device.holders]
+        gone: list[Interval] = []
         for mark in history.marks:
             if (mark.uuid, mark.instance) != (device.uuid, device.instance):
                 continue
@@ -244,22 +260,13 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
                 throttled.append(interval)
             elif _is_broken(mark):
                 failed.append(interval)
-
             if mark.condition == NODE_GONE:
-                ends = [one.end for one in held]
-                # The holders of the node are unknown meanwhile.
-                if mark.at in ends:
-                    held.append(interval)
+                gone.append(interval)
 
-        # Conditions of the time before the history are not known.
-        known = []
-        for interval in held:
-            start = max(interval.start, history.from_)
-            known.append(Interval(start, min(interval.end, end)))
-
-        held_seconds += measure_common(known, known)
-        throttled_seconds += measure_common(throttled, known)
-        failed_seconds += measure_common(failed, known)
+        held = _list_known_times(device.holders, gone, history.from_, end)
+        held_seconds += measure_common(held, held)
+        throttled_seconds += measure_common(throttled, held)
+        failed_seconds += measure_common(failed, held)
 
     # Containers of a pod may wait at the same time for the same GPU.
     longest_wait = summary.duration_seconds * summary.gpus
@@ -274,14 +281,32 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
     summary.causes = rank_causes(causes, summary.gpus)
 
 
+def _list_known_times(
+    holders: Iterable[HolderSpan], gone: Iterable[Interval], start: float, end: float
+) -> list[Interval]:
+    """Returns when the pod held a device, within the time of which conditions are known.
+
+    While a node is gone, its holders are unknown. The pod then still counts as a holder.
+    """
+    held = [Interval(span.from_, span.to or end) for span in holders]
+    for absence in gone:
+        if any(absence.start == time.end for time in held):
+            held.append(absence)
+
+    return [Interval(max(time.start, start), min(time.end, end)) for time in held]
+
+
 def _is_broken(mark: Mark) -> bool:
     spec = conditions().get(mark.condition)
     return spec is not None and spec.severity == "broken"
 
 
-def _select_finished(values: Values, finished: int | None) -> list[float]:
-    """Returns the known values of the finished steps or, if there are none, of all steps."""
-    return select_known(values[:finished]) or select_known(values)
+def _select_finished(values: Values, finished_steps: int | None) -> list[float]:
+    """Returns the known values of the finished steps or, if there are none, of all steps.
+
+    `finished_steps`: None if all are finished.
+    """
+    return select_known(values[:finished_steps]) or select_known(values)
 
 
 def _is_shared(spans: Sequence[HolderSpan], summary: JobSummary) -> bool:
@@ -300,11 +325,11 @@ def _is_shared(spans: Sequence[HolderSpan], summary: JobSummary) -> bool:
 def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState) -> Activity:
     """Adds values of whole devices. Call it only for a pod that does not share its devices."""
     watts = []
-    uuids = set()
-    for past in history.devices:
-        watts += select_known(past.series["power_watts"])
-        if not past.instance:
-            uuids.add(past.uuid)
+    whole_gpus = set()
+    for past_device in history.devices:
+        watts += select_known(past_device.series["power_watts"])
+        if not past_device.instance:
+            whole_gpus.add(past_device.uuid)
 
     summary.mean_power_watts = _mean(watts)
 
@@ -312,7 +337,7 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
     devices: dict[str, GpuOrInstance] = {}
     for node in state.nodes:
         for gpu in node.gpus:
-            if gpu.uuid in uuids:
+            if gpu.uuid in whole_gpus:
                 limits.append(gpu.power_limit_mw)
         for part in node.held:
             if _is_of(part.holder, summary) and not node.stale:
@@ -351,7 +376,8 @@ def _add_checks(
         has_recorded = any(gpu.uuid in recorded.uuids for gpu in node.gpus)
         if own or has_recorded:
             nodes.append(node)
-    is_sharing = any(_has_others(part.device, summary) for _, part in devices)
+    is_sharing_now = any(_has_others(part.device, summary) for _, part in devices)
+    # On a shared GPU, the use of the whole GPU says little about the pod.
     use = summary.mean_use
     if summary.shared and summary.mean_share_use is not None:
         use = summary.mean_share_use
@@ -362,7 +388,7 @@ def _add_checks(
     facts = SlowFacts(
         causes=summary.causes,
         is_running=summary.to is None,
-        is_shared=summary.shared or is_sharing,
+        is_shared=summary.shared or is_sharing_now,
         use=use,
         wait_seconds=summary.wait_seconds,
         throttled_seconds=summary.throttled_seconds,

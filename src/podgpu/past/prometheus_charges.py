@@ -170,7 +170,7 @@ async def read_costs(
     async with aclosing(_SteppedClient(server)) as client:
         now = await client.query_time() // FINE * FINE
         windows = query.windows(now)
-        end = windows.now // FINE * FINE
+        end = windows.recorded_until // FINE * FINE
         reader = _RangeReader(client, server, query.range, prices, state)
         steps = await reader.read_steps(client, query.first_step(now), end, query.step)
         source = reader.rule or "counters"
@@ -555,8 +555,8 @@ class _RangeReader:
 
         steps = []
         for at, step in sorted(vectors.items()):
-            for one in _make_token_charges(step, self.server.cluster_label, accounts):
-                steps.append((at // COARSE, one))
+            for own in _make_token_charges(step, self.server.cluster_label, accounts):
+                steps.append(StepCharge(at // COARSE, own))
         return steps
 
     async def _query_token_steps(
