@@ -223,7 +223,7 @@ def _copy(db: sqlite3.Connection, path: Path) -> None:
     copy = Path(f"{path}{_COPY_SUFFIX}")
     partial = Path(f"{copy}.partial")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    # The conversion is tried again every minute while the disk is full.
+    # The conversion is tried again every minute while the disk is full. One copy is enough.
     if copy.exists() and filecmp.cmp(path, copy):
         return
 
