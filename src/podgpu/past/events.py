@@ -15,7 +15,7 @@ import msgspec
 
 from podgpu.errors import UsageError, few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
-from podgpu.past.schema import HOLDER, IDLE
+from podgpu.past.schema import HOLDER, IDLE, fetch_value
 from podgpu.past.sqlite import parse_range, parse_time
 
 MOST_EVENTS = 1000
@@ -130,8 +130,12 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
 
     spans = [Span(*row) for row in db.execute(_SPANS.format(where=where), parameters)]
 
-    [(first_round_end,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
-    return make_events(spans, start, end, first_round_end)
+    known_since = fetch_value(db, "SELECT min(time + resolution) FROM round")
+    if known_since is None:
+        # A full history may have deleted all rounds, but not the spans that go on.
+        known_since = math.inf
+
+    return make_events(spans, start, end, known_since)
 
 
 def _condition_events(spans: Iterable[Span]) -> Iterator[Event]:
