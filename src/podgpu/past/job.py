@@ -192,7 +192,7 @@ def _add_pod_history(
     if history is None:
         return _Recorded()
 
-    _add_history(summary, history, end, state)
+    _add_history(summary, history, end)
     summary.shared = any(_is_shared(gpu.holders, summary) for gpu in gpus)
     uuids = frozenset(device.uuid for device in history.devices)
     if summary.shared:
@@ -200,7 +200,7 @@ def _add_pod_history(
     return _Recorded(_add_activity(summary, history, state), uuids)
 
 
-def _add_history(summary: JobSummary, history: PodHistory, end: float, state: ClusterState) -> None:
+def _add_history(summary: JobSummary, history: PodHistory, end: float) -> None:
     # The mean of an unfinished step still changes, so it counts only if a device has no other.
     finished_steps = None
     if summary.to is None:
@@ -231,7 +231,6 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
     summary.peak_memory_bytes = max(memory, default=None)
 
     _add_causes(summary, history, end)
-    summary.errors = 0
     for mark in history.marks:
         if mark.condition != IDLE and mark.condition not in _THROTTLING:
             summary.errors += 1

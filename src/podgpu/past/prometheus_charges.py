@@ -254,11 +254,11 @@ class _SteppedClient(PrometheusClient):
         first = self.ends[0]
         last = self.ends[-1]
         answers: dict[int, list[ParsedSample]] = defaultdict(list)
-        for labels, points in await self.query_range(query, first, last, self.ends.step):
-            own = dict(labels)
-            name = own.pop("__name__", "")
+        for all_labels, points in await self.query_range(query, first, last, self.ends.step):
+            labels = dict(all_labels)
+            name = labels.pop("__name__", "")
             for time, value in points:
-                sample = ParsedSample(name, own, value)
+                sample = ParsedSample(name, labels, value)
                 answers[round(time)].append(sample)
         return answers
 

@@ -63,7 +63,8 @@ def _record_gpu(
             if not part.holder.has_labels:
                 users_joules += charged.amounts.energy_joules
 
-        # If the node is silent, the holders are unknown.
+        # A device that the last round did not have has no time to charge yet. If the node is
+        # silent, the holders are unknown.
         if key in node.rest and not node.silent:
             price = device_price(node.prices, gpu, instance, size)
             held_seconds = sum(charged.amounts.allocated_seconds for charged in charges)

@@ -123,7 +123,10 @@ def parse_range(text: str, name: str = "range") -> int:
 
 
 def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float | None:
-    """Returns a Unix time of the query, or None if it is not given. Raises UsageError."""
+    """Returns a Unix time of the query, or None if it is not given. Raises UsageError.
+
+    `most`: later times are refused. By default the year 5138, because dates end with 9999.
+    """
     if name not in query:
         return None
 

@@ -143,7 +143,10 @@ class SqlitePast(Past):
 
         self._points = points
 
-        names = set().union(*points.values())
+        names: set[str] = set()
+        for values in points.values():
+            names.update(values)
+
         lines = {}
         for name in sorted(names):
             lines[name] = [values.get(name) for values in points.values()]
