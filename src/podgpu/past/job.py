@@ -44,6 +44,7 @@ from podgpu.past.verdict import (
     measure_cause,
     measure_common,
     rank_causes,
+    unite,
 )
 
 _LONGEST = 8 * DAY  # samples are stored for this many seconds
@@ -101,20 +102,6 @@ class JobSummary(RangeFigures, kw_only=True):
     hint: str = ""
 
 
-def _measure_union(times: Iterable[tuple[float, float | None]], now: float) -> tuple[float, float]:
-    """Returns the last end of these times, and the length of their union.
-
-    `times`: start and end, sorted by start. The end is None if it is still to come.
-    """
-    last_end = 0.0
-    duration = 0.0
-    for start, end in times:
-        new_end = max(last_end, now if end is None else end)
-        duration += new_end - max(last_end, start)
-        last_end = new_end
-    return last_end, duration
-
-
 def read_summary(
     db: Connection, namespace: str, pod: str, now: float, state: ClusterState
 ) -> JobSummary | None:
@@ -123,9 +110,10 @@ def read_summary(
         return None
 
     started, _, owner_kind, owner_name = rows[0]
-    times = [(start, end) for start, end, *_ in rows]
-    end, duration = _measure_union(times, now)
-    is_running = any(end is None for _, end in times)
+    is_running = any(ended is None for _, ended, *_ in rows)
+    times = [Interval(start, now if ended is None else ended) for start, ended, *_ in rows]
+    runs = unite(times)
+    end = runs[-1].end
 
     summary = JobSummary(
         simulated=state.simulated,
@@ -134,7 +122,7 @@ def read_summary(
         owner=WorkloadOwner(owner_kind, owner_name) if owner_name else None,
         from_=started,
         to=None if is_running else end,
-        duration_seconds=duration,
+        duration_seconds=math.fsum(run.end - run.start for run in runs),
         currency=state.prices.currency,
         slowest=find_slowest(state, (namespace, pod)),
     )
