@@ -35,7 +35,7 @@ from podgpu.model import (
     WorkloadOwner,
     group_by,
 )
-from podgpu.past.schema import CONDITION, GPU_ITSELF, HOLDER, IDLE
+from podgpu.past.schema import CONDITION, GPU_ITSELF, HOLDER, IDLE, fetch_value
 
 _NOTE = (
     "the history has no processes, waiting times, DCGM fields and reservations; pods that have"
@@ -148,7 +148,7 @@ def _find_record(db: Connection, at: float) -> tuple[int, int]:
         return record
 
     problem = f"there is no record of {utc_text(at)}"
-    [(later,)] = db.execute("SELECT min(time) FROM round WHERE time > ?", (at,)).fetchall()
+    later = fetch_value(db, "SELECT min(time) FROM round WHERE time > ?", at)
     if later is None:
         raise UsageError(problem)
 

@@ -185,7 +185,7 @@ def split_account(row: Sequence[Any]) -> tuple[UsageAccount, Sequence[Any]]:
     return UsageAccount(*row[:number]), row[number:]
 
 
-def fetch_value(db: sqlite3.Connection, sql: str, *parameters: int) -> Any:
+def fetch_value(db: sqlite3.Connection, sql: str, *parameters: float) -> Any:
     """Returns the only value of the only row. None if there is no row."""
     row = db.execute(sql, parameters).fetchone()
     if row is None:

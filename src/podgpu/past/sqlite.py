@@ -19,7 +19,15 @@ from podgpu.errors import UsageError
 from podgpu.known import select_known
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import PodName, Workload, group_by
-from podgpu.past.schema import COARSE, FINE, GPU_ITSELF, HOLDER, ceil_time, floor_time
+from podgpu.past.schema import (
+    COARSE,
+    FINE,
+    GPU_ITSELF,
+    HOLDER,
+    ceil_time,
+    fetch_value,
+    floor_time,
+)
 
 MAX_POINTS = 500
 MAX_DEVICES = 64  # of a job; 64 devices with 500 points are about 1 MB of JSON
@@ -412,20 +420,17 @@ def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str
 
     These are its start and end, the resolution to read, and the step.
     """
-    oldest_resolution = db.execute(_OLDEST, (start, end)).fetchone()
+    oldest_resolution = fetch_value(db, _OLDEST, start, end)
     # A short range is read from 15 s samples, if they go back far enough.
     is_short = end - start <= MAX_POINTS * FINE
-    is_fine = is_short and oldest_resolution != (COARSE,)
+    is_fine = is_short and oldest_resolution != COARSE
     resolution = FINE if is_fine else COARSE
     first = floor_time(start, resolution)
     last = ceil_time(end, resolution)
     steps_per_point = -(-(last - first) // (resolution * MAX_POINTS))  # rounded up
     step = resolution * steps_per_point
-    # Newer 15 s samples are read, too: they have no 5-minute means yet.
-    if is_fine:
-        rolled_up = last
-    else:
-        [rolled_up] = db.execute(_ROLLED_UP).fetchone()
+    # 15 s samples that are newer are read, too, because they have no 5-minute means yet.
+    rolled_up = last if is_fine else fetch_value(db, _ROLLED_UP)
 
     return {
         "resolution": resolution,

@@ -348,7 +348,7 @@ class HistoryStore(HistoryFile):
 
     def _read_written(self) -> list[_PeriodUsage]:
         with self.reader() as db:
-            [since] = db.execute("SELECT ifnull(min(time), 0) FROM round").fetchone()
+            since = fetch_value(db, "SELECT ifnull(min(time), 0) FROM round")
             rows = db.execute(_ALL_USAGE).fetchall()
 
         until = self.last_round + FINE
