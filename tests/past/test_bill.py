@@ -61,9 +61,12 @@ def test_hours_without_a_price_from_half_a_hundredth_on(
     assert [note.partition(" have no price in EUR")[0] for note in notes] == expected
 
 
-def test_hours_in_which_something_ran_without_a_holder() -> None:
-    [note] = make_bill(priced(UNALLOCATED, unheld_seconds=HOUR, unheld_cost=2.0)).notes
-    assert note.startswith("1.00 unallocated GPU-hours were in use")
+@pytest.mark.parametrize(("seconds", "expected"), [(18.0, ["0.01 "]), (17.0, [])])
+def test_hours_in_which_something_ran_without_a_holder(
+    seconds: float, expected: Sequence[str]
+) -> None:
+    notes = make_bill(priced(UNALLOCATED, unheld_seconds=seconds)).notes
+    assert [note.partition("unallocated GPU-hours were in use")[0] for note in notes] == expected
 
 
 @pytest.mark.parametrize(
@@ -82,6 +85,16 @@ def test_without_prices_no_hours_are_counted_as_unpriced() -> None:
     answer = make_bill(priced(currency=""), prices=Prices("", {}))
     assert answer.notes == ["there are no prices: start podgpu with --prices"]
     assert (answer.totals.unpriced_hours, answer.totals.cost) == (None, None)
+
+
+def test_rows_are_sorted_by_cost_then_by_hours() -> None:
+    def row(name: str, hours: float, cost: float) -> Charge:
+        return priced(UsageAccount("ml", name), allocated_seconds=hours * HOUR, cost=cost)
+
+    usage = [priced(UNALLOCATED, cost=9.0), row("long", 3.0, 1.0), row("dear", 1.0, 2.0)]
+    usage += [row("same-b", 2.0, 1.0), row("same-a", 2.0, 1.0)]
+    rows = make_bill(*usage).rows
+    assert [row.pod for row in rows] == ["dear", "long", "same-a", "same-b", ""]
 
 
 def test_waste_is_sorted_by_money_then_by_hours() -> None:
@@ -125,6 +138,37 @@ def test_a_reservation_for_an_unknown_pod_is_no_current_row() -> None:
     state = state_of(node("n1", gpu(0, Holder(source="kubelet")), gpu(1, holder("a"))))
     rows = group_now(state, [], RangeQuery("pod"))
     assert [dict(name)["pod"] for name in rows] == ["a"]
+
+
+def test_a_row_without_usage_has_no_waste() -> None:
+    name = (("cluster", ""), ("namespace", "ml"), ("pod", "new"))
+    answer = make_range(RangeQuery(), (0.0, HOUR), [], PRICES, {name: {"gpus": 1.0}})
+    [row] = answer.rows
+    assert (row.gpus, row.waste, answer.totals.waste) == (1.0, None, None)
+
+
+def test_pods_without_an_owner_have_a_row_each() -> None:
+    usage = [priced(UsageAccount("ml", name)) for name in ("a", "b")]
+    owned = [
+        priced(UsageAccount("ml", name, owner_kind="Job", owner_name="j")) for name in ("c", "d")
+    ]
+    rows = make_bill(*usage, *owned, by="owner").rows
+    assert [describe_row(row) for row in rows] == ["ml/Job/j", "ml/a", "ml/b"]
+
+
+def test_a_user_is_an_account_only_without_a_job() -> None:
+    gpus = gpu(0, Holder(user="ann")), gpu(1, Holder(job="17", user="ann"))
+    rows = [dict(name) for name in group_now(state_of(node("n1", *gpus)), [], RangeQuery("pod"))]
+    assert [(row["job"], row["user"]) for row in rows] == [("user ann", "ann"), ("17", "")]
+
+
+def test_the_bill_of_an_empty_history_is_empty() -> None:
+    store = HistoryStore()
+    with store.reader() as db:
+        answer = read_range_answer(db, RangeQuery(), START + 600.0, state_of(prices=PRICES))
+    store.close()
+    assert (answer.rows, answer.totals.gpu_hours) == ([], 0.0)
+    assert answer.recorded_from == START + 600.0
 
 
 def test_tokens_per_second_count_only_recorded_time() -> None:

@@ -610,9 +610,7 @@ def group_accounts(
 
     condition, names = _NAMED_BY[kind]
     engine_ids = ", ".join(map(str, engines))
-    if engine_ids:
-        condition = f"{condition} AND account.id NOT IN ({engine_ids})"
-
+    condition = f"{condition} AND account.id NOT IN ({engine_ids})"
     return Grouping(condition, frozenset(names).union(also))
 
 
