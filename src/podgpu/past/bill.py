@@ -40,7 +40,8 @@ Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
 _LEAST_HOURS = 0.005  # less is written as 0.00
-_SHOWN = {"seconds": 3600, "joules": 3_600_000, "money": 1}  # as hours, kWh and money
+# The bill shows hours, kWh and money.
+_DIVISORS = {"seconds": 3600, "joules": 3_600_000, "money": 1}
 _NO_OWNER = WorkloadOwner("", "")
 
 
@@ -407,7 +408,7 @@ def _add_hours(figures: RangeFigures, usage: Sequence[Charge]) -> None:
     if everything.allocated_seconds:
         unallocated = rest.allocated_seconds - rest.unheld_seconds
         seconds = _make_waste(held, held.idle_seconds, held.underused_seconds, unallocated)
-        hours = seconds.times(1 / _SHOWN["seconds"])
+        hours = seconds.times(1 / _DIVISORS["seconds"])
         uncounted = _hours(held.allocated_seconds - held.counted_seconds)
         figures.waste = RangeWaste(hours.rounded(_DIGITS), unknown_hours=uncounted or None)
 
@@ -487,7 +488,7 @@ def _set_fields(figures: RangeFigures, unit: str, amounts: Amounts) -> None:
     """Sets the fields of the amounts with this unit: in hours, kWh or money."""
     for amount in AMOUNTS:
         if amount.key and amount.unit == unit:
-            value = getattr(amounts, amount.field) / _SHOWN[unit]
+            value = getattr(amounts, amount.field) / _DIVISORS[unit]
             setattr(figures, amount.key, round(value, _DIGITS))
 
 
@@ -499,7 +500,7 @@ def _list_methods(usage: Iterable[Charge]) -> list[str]:
 
 
 def _hours(seconds: float) -> float:
-    return round(seconds / _SHOWN["seconds"], _DIGITS)
+    return round(seconds / _DIVISORS["seconds"], _DIGITS)
 
 
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class CostsQuery(NamedTuple):
                 advice += ", or step=day"
             raise UsageError(f"the range has {steps:,} steps, but at most {MAX_STEPS}: {advice}")
 
+        # Steps that were deleted are not shown.
         first = min(last, max(first, self.kept_since))
         return CostsWindows(first, last, previous, end)
 

@@ -732,7 +732,7 @@ class _RangeReader:
         rest_seconds = _add_by_model(vectors.get("gpu_seconds", ()), find_model)
         rest_joules = _add_by_model(vectors.get("unattributed_energy", ()), find_model)
         tokens = read_tokens(vectors, self.server.cluster_label)
-        sums = self._add_by_holder(vectors)
+        sums_of_holders = self._add_by_holder(vectors)
 
         usage = []
         for key, sample in holders.items():
@@ -740,7 +740,7 @@ class _RangeReader:
             profile = sample.labels.get("GPU_I_PROFILE", "")
             pod = key.cluster, key.workload.pod_name
             served = tokens.get(pod)
-            time = _make_time(sums[key])
+            time = _make_time(sums_of_holders[key])
             charged = _charge_holder(accounts[key], model, profile, time, served)
             usage.append(charged)
             if served is not None:

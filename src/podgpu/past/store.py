@@ -396,7 +396,7 @@ class HistoryStore(HistoryFile):
             self._db.executemany("INSERT OR REPLACE INTO notice VALUES (?, ?)", changed)
 
     def _reset_caches(self) -> None:
-        """Forgets what may differ from the file, and reads the open spans of the file."""
+        """Clears what may differ from the file, and reads the open spans of the file."""
         self._ids: dict[tuple[object, ...], int] = {}
         self._ids_hour = -1
         self._step = -1
