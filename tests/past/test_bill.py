@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, HeldTime, Tokens, UsageAccount, charge
 from podgpu.fleet.prices import Price, Prices
@@ -154,6 +155,19 @@ def test_pods_without_an_owner_have_a_row_each() -> None:
     ]
     rows = make_bill(*usage, *owned, by="owner").rows
     assert [describe_row(row) for row in rows] == ["ml/Job/j", "ml/a", "ml/b"]
+
+
+def test_pods_of_the_same_name_in_two_clusters_have_their_own_current_values() -> None:
+    east = replace(node("n1", gpu(0, holder("a"))), cluster="east")
+    west = replace(node("n2", gpu(1, holder("a")), gpu(2, holder("b"))), cluster="west")
+    account = UsageAccount("ml", "a")
+    usage = [Charge(account, cluster=cluster) for cluster in ("east", "west")]
+    rows = group_now(state_of(east, west), usage, RangeQuery("namespace"))
+    gpus = {dict(name)["cluster"]: row["gpus"] for name, row in rows.items()}
+    assert gpus == {"east": 1.0, "west": 2.0}
+    # With usage of one cluster, a pod of the other one is not confused with it.
+    rows = group_now(state_of(east, west), usage[:1], RangeQuery("namespace"))
+    assert {dict(name)["cluster"] for name in rows} == {"east", "west"}
 
 
 def test_a_user_is_an_account_only_without_a_job() -> None:
