@@ -176,6 +176,16 @@ def test_a_user_is_an_account_only_without_a_job() -> None:
     assert [(row["job"], row["user"]) for row in rows] == [("user ann", "ann"), ("17", "")]
 
 
+def test_ids_name_only_workloads_without_a_pod_name() -> None:
+    gpus = (
+        gpu(0, Holder("ml", "a", uid="u-1", container_id="c-1")),
+        gpu(1, Holder(uid="u-2", container_id="c-2")),
+    )
+    rows = [dict(name) for name in group_now(state_of(node("n1", *gpus)), [], RangeQuery("pod"))]
+    ids = [(row["pod"], row["uid"], row["container_id"]) for row in rows]
+    assert ids == [("a", "", ""), ("", "u-2", "c-2")]
+
+
 def test_the_bill_of_an_empty_history_is_empty() -> None:
     store = HistoryStore()
     with store.reader() as db:
