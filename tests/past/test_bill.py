@@ -165,15 +165,28 @@ def test_pods_of_the_same_name_in_two_clusters_have_their_own_current_values() -
     rows = group_now(state_of(east, west), usage, RangeQuery("namespace"))
     gpus = {dict(name)["cluster"]: row["gpus"] for name, row in rows.items()}
     assert gpus == {"east": 1.0, "west": 2.0}
+    # Each pod has the owner that is recorded in its cluster.
+    usage = [
+        Charge(account._replace(owner_kind="Job", owner_name=cluster), cluster=cluster)
+        for cluster in ("east", "west")
+    ]
+    rows = group_now(state_of(east, west), usage, RangeQuery("owner"))
+    owners = [dict(name).get("owner") for name in rows]
+    assert [owner and owner.name for owner in owners] == ["east", "west", None]
     # With usage of one cluster, a pod of the other one is not confused with it.
     rows = group_now(state_of(east, west), usage[:1], RangeQuery("namespace"))
     assert {dict(name)["cluster"] for name in rows} == {"east", "west"}
 
 
-def test_a_user_is_an_account_only_without_a_job() -> None:
-    gpus = gpu(0, Holder(user="ann")), gpu(1, Holder(job="17", user="ann"))
+def test_a_user_is_an_account_only_without_a_job_or_container() -> None:
+    gpus = (
+        gpu(0, Holder(user="ann")),
+        gpu(1, Holder(job="17", user="ann")),
+        gpu(2, Holder(container_id="c-1", user="ann")),
+    )
     rows = [dict(name) for name in group_now(state_of(node("n1", *gpus)), [], RangeQuery("pod"))]
-    assert [(row["job"], row["user"]) for row in rows] == [("user ann", "ann"), ("17", "")]
+    names = [(row["job"], row["container_id"], row["user"]) for row in rows]
+    assert names == [("user ann", "", "ann"), ("17", "", ""), ("", "c-1", "")]
 
 
 def test_ids_name_only_workloads_without_a_pod_name() -> None:
