@@ -32,7 +32,7 @@ class Figures(NamedTuple):
     def plus(self, other: Figures) -> Figures:
         """Adds the values of another container of the same pod.
 
-        Unknown values stay unknown only if both are.
+        A sum is None only if the value is unknown in both.
         """
         return Figures(*map(add_known, self, other))
 
@@ -210,7 +210,10 @@ class Charge(NamedTuple):
 
 def sum_charges(charges: Iterable[Charge]) -> Amounts:
     """Adds up with `fsum`, so that the order of the charges does not matter."""
-    columns = zip(Amounts(), *(charge.amounts for charge in charges), strict=True)
+    rows = [charge.amounts for charge in charges]
+    if not rows:
+        return Amounts()
+    columns = zip(*rows, strict=True)
     return Amounts(*map(fsum, columns))
 
 
@@ -222,9 +225,6 @@ class Tokens(NamedTuple):
 
     def plus(self, other: Tokens) -> Tokens:
         return Tokens(self.prompt + other.prompt, self.generated + other.generated)
-
-
-_NO_TOKENS = Tokens()
 
 
 class HeldTime(NamedTuple):
@@ -268,7 +268,7 @@ class Waste(msgspec.Struct, frozen=True, omit_defaults=True):
         return Waste(*(None if part is None else part * factor for part in astuple(self)))
 
     def priced(self, price: float | None) -> Waste | None:
-        """Returns the cost of an hour of these devices. `price`: of an hour of a device."""
+        """Multiplies each part by the price of an hour. Returns None if there is no price."""
         if price is None:
             return None
         return self.times(price)
@@ -278,9 +278,9 @@ class Waste(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def price_hours(hours: float, price: float | None) -> float | None:
-    """Returns what hours of a device cost, or a number of devices in an hour.
+    """Multiplies hours of a device, or a number of devices, by the price of an hour.
 
-    `price`: of an hour of the device. None if it has no price.
+    Returns None if the device has no price.
     """
     if price is None:
         return None
@@ -288,7 +288,7 @@ def price_hours(hours: float, price: float | None) -> float | None:
 
 
 def scale_bill(cost: float, billed_seconds: float, seconds: float) -> float:
-    """Returns what `seconds` cost at the rate of a bill. `billed_seconds` is not 0."""
+    """Returns what `seconds` cost if `billed_seconds`, which is not 0, cost `cost`."""
     return cost / billed_seconds * seconds
 
 
@@ -299,23 +299,26 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
     """
     busy = time.busy or 0.0
     idle = min(time.held, time.idle or 0.0)
+    # Held and idle times count by the share. Busy time is the device's time that the holder used.
     allocated = time.share * time.held
-    unused = time.share * idle
-    measured = unused if time.busy is None else allocated
-    underused = min(allocated - unused, time.underused or 0.0)
-    most_busy = time.held - idle if time.busy_max is None else time.busy_max
-    tokens = time.tokens or _NO_TOKENS
+    allocated_idle = time.share * idle
+    underused = min(allocated - allocated_idle, time.underused or 0.0)
+    # In idle time, the use is known: it is 0.
+    measured = allocated_idle if time.busy is None else allocated
+    # Without a measured maximum, all time that is not idle may have been busy.
+    busy_max = time.held - idle if time.busy_max is None else time.busy_max
+    tokens = time.tokens or Tokens()
     allocated_gpu_seconds = allocated * size
 
     return Amounts(
         allocated_seconds=allocated_gpu_seconds,
-        idle_seconds=unused * size,
+        idle_seconds=allocated_idle * size,
         cost=_price_seconds(allocated, price),
-        idle_cost=_price_seconds(unused, price),
+        idle_cost=_price_seconds(allocated_idle, price),
         measured_seconds=measured * size,
         busy_seconds=busy * size,
         busy_min_seconds=(time.busy_min or 0.0) * size,
-        busy_max_seconds=max(most_busy, busy) * size,
+        busy_max_seconds=max(busy_max, busy) * size,
         energy_joules=time.joules or 0.0,
         waited_seconds=(time.waited or 0.0) * size,
         underused_seconds=underused * size,
@@ -330,13 +333,17 @@ def charge(time: HeldTime, size: float, price: float | None) -> Amounts:
 def charge_rest(
     seconds: float, size: float, held_seconds: float, price: float | None, is_used: bool = False
 ) -> Amounts:
-    """Charges the time that no holder had.
+    """Charges the time of a device that no holder had.
 
-    `held_seconds`: allocated GPU seconds of all holders of the device. `is_used`: something ran on
-    the GPU, although nobody is known to hold it.
+    `size` and `price`: see `charge`. `held_seconds`: allocated GPU seconds of all holders of the
+    device. `is_used`: something ran on the GPU, although nobody is known to hold it.
     """
+    # MIG instances may take the whole GPU, so that nothing is left of it.
+    if size == 0:
+        return Amounts()
+
     rest = max(0.0, size * seconds - held_seconds)
-    cost = _price_seconds(rest / size, price) if size else 0.0
+    cost = _price_seconds(rest / size, price)
     if is_used:
         return Amounts(rest, cost=cost, unheld_seconds=rest, unheld_cost=cost)
     return Amounts(rest, cost=cost)

@@ -35,7 +35,7 @@ def machine() -> Machine:
 def test_the_time_is_settled_ten_minutes_after_the_start() -> None:
     machine = Machine()
     assert machine.read_at(599) == BookTime(START + 599, is_settled=False)
-    assert machine.read_at(600) == BookTime(START + 600, settles=0.0)
+    assert machine.read_at(600) == BookTime(START + 600, settled_shift=0.0)
     assert machine.read_at(615) == BookTime(START + 615)
     assert machine.books.jump == 0.0
 
@@ -58,8 +58,8 @@ def test_a_jump_is_accepted_after_ten_minutes(machine: Machine, error: float) ->
     assert machine.read_at(630) == BookTime(START + 630, is_settled=False)
     assert machine.read_at(1214) == BookTime(START + 1214, is_settled=False)
     accepted = machine.read_at(1215)
-    assert accepted._replace(settles=None) == BookTime(START + 1215 + error + 1.5)
-    assert accepted.settles == pytest.approx(error + 1.5)
+    assert accepted._replace(settled_shift=None) == BookTime(START + 1215 + error + 1.5)
+    assert accepted.settled_shift == pytest.approx(error + 1.5)
     assert machine.books.jump == 0.0
     assert machine.read_at(1230) == BookTime(START + 1230 + error + 1.5)
     assert machine.books.now == START + 1230 + error + 1.5
@@ -79,14 +79,14 @@ def test_a_clock_that_returns_is_settled_at_once_and_moves_nothing(machine: Mach
     machine.error = 3600.0
     machine.read_at(615)
     machine.error = 0.0
-    assert machine.read_at(630) == BookTime(START + 630, settles=0.0)
+    assert machine.read_at(630) == BookTime(START + 630, settled_shift=0.0)
     assert machine.books.jump == 0.0
     assert machine.read_at(645) == BookTime(START + 645)
     # The next jump is one of its own.
     machine.error = 3600.0
     assert not machine.read_at(660).is_settled
-    assert machine.read_at(1259).settles is None
-    assert machine.read_at(1260).settles == 3600.0
+    assert machine.read_at(1259).settled_shift is None
+    assert machine.read_at(1260).settled_shift == 3600.0
 
 
 def test_another_jump_starts_the_ten_minutes_again(machine: Machine) -> None:
@@ -96,7 +96,7 @@ def test_another_jump_starts_the_ten_minutes_again(machine: Machine) -> None:
     # Usage since the first jump is open, so it must not be carried now.
     assert machine.read_at(1300) == BookTime(START + 1300, is_settled=False)
     assert machine.read_at(1899) == BookTime(START + 1899, is_settled=False)
-    assert machine.read_at(1900) == BookTime(START + 1900 + 3602, settles=3602.0)
+    assert machine.read_at(1900) == BookTime(START + 1900 + 3602, settled_shift=3602.0)
 
 
 def test_a_jump_soon_after_the_start_moves_all_rounds_since_the_start() -> None:
@@ -107,7 +107,7 @@ def test_a_jump_soon_after_the_start_moves_all_rounds_since_the_start() -> None:
     assert machine.read_at(15) == BookTime(15, is_settled=False)
     machine.error = 0.0
     assert machine.read_at(30) == BookTime(30, is_settled=False)
-    assert machine.read_at(630) == BookTime(START + 630, settles=START)
+    assert machine.read_at(630) == BookTime(START + 630, settled_shift=START)
 
 
 def test_time_does_not_start_before_the_newest_record() -> None:
@@ -115,7 +115,7 @@ def test_time_does_not_start_before_the_newest_record() -> None:
     assert machine.books.now == START + 3600
     assert machine.read_at(15) == BookTime(START + 3615, is_settled=False)
     assert machine.books.jump == -3600.0
-    assert machine.read_at(615) == BookTime(START + 615, settles=-3600.0)
+    assert machine.read_at(615) == BookTime(START + 615, settled_shift=-3600.0)
     assert Machine(last_round=START - 3600).books.now == START
 
 
@@ -127,4 +127,4 @@ def test_a_jump_that_returns_soon_after_the_start_starts_the_ten_minutes_again()
     assert machine.read_at(400) == BookTime(START + 400, is_settled=False)
     assert machine.books.jump == 0.0
     assert machine.read_at(999) == BookTime(START + 999, is_settled=False)
-    assert machine.read_at(1000) == BookTime(START + 1000, settles=0.0)
+    assert machine.read_at(1000) == BookTime(START + 1000, settled_shift=0.0)

@@ -341,7 +341,7 @@ def run(seed: int, folder: Path) -> Simulation:
 def test_the_bill_of_every_honest_pod_is_right(seed: int, tmp_path: Path) -> None:
     simulation = run(seed, tmp_path / "a")
     with simulation.recorder._store.reader() as db:
-        _, _, charges = read_range(db, 0.0, FOREVER)
+        charges = read_range(db, 0.0, FOREVER)
     simulation.recorder.stop()
 
     billed: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -383,7 +383,7 @@ def test_a_clock_that_is_wrong_for_some_minutes_changes_no_time(tmp_path: Path) 
             simulation.jump = jump if is_wrong else 0.0
             simulation.run_round(number)
         with simulation.recorder._store.reader() as db:
-            _, _, charges = read_range(db, begin, simulation.wall() + 15)
+            charges = read_range(db, begin, simulation.wall() + 15)
         simulation.recorder.stop()
         held = sum(one.amounts.allocated_seconds for one in charges if one.account.pod == "pod")
         assert held == pytest.approx(pod.truth["allocated"]) == 199 * 15.0

@@ -115,3 +115,15 @@ def test_events_of_a_past_time_are_found_if_many_pods_ended_later() -> None:
         (STARTED, 300),
     ]
     assert not answer.truncated
+
+
+def test_no_start_is_known_after_all_rounds_were_deleted() -> None:
+    store = HistoryStore(max_bytes=1)
+    # Every quarter of an hour, old rows are deleted until the limit is met.
+    assert START % 900 == 0
+    for at in range(0, 2100, 300):
+        store.append(START + at, [GpuSample("GPU-0", "", "n1", 0, None, (WEB,))])
+    with store.reader() as db:
+        answer = read_events(db, EventQuery(24 * HOUR), START + 1800)
+    store.close()
+    assert answer.events == []

@@ -65,7 +65,7 @@ def run_attack(make: Any, rounds: int = 60) -> float:
         store.append(START + 300 * number, [honest, make(number)])
     store.append(START + 300 * rounds + 86_400, [honest._replace(charges=())])
     with store.reader() as db:
-        charges = read_range(db, START, START + 10 * 86_400)[2]
+        charges = read_range(db, START, START + 10 * 86_400)
     store.close()
     return sum(one.amounts.allocated_seconds for one in charges if one.account == POD)
 
@@ -88,7 +88,7 @@ def test_new_gpus_in_every_round_delete_no_usage() -> None:
         ]
         store.append(START + 300 * number, [honest, *evil])
     with store.reader() as db:
-        charges = read_range(db, START, START + 86_400)[2]
+        charges = read_range(db, START, START + 86_400)
     store.close()
     assert sum(one.amounts.allocated_seconds for one in charges) == 60 * 300
 

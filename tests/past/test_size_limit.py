@@ -27,7 +27,7 @@ def make_gpu(namespace: str = "ml", pods: int = PODS, node: str = "n1") -> GpuSa
 
 def sum_seconds(store: HistoryStore, start: int = START, end: int = END + DAY) -> float:
     with store.reader() as db:
-        charges = read_range(db, start, end)[2]
+        charges = read_range(db, start, end)
     return sum(charge.amounts.allocated_seconds for charge in charges)
 
 

@@ -43,7 +43,7 @@ def make_round(
 
 
 def usage_in(db: sqlite3.Connection) -> list[Charge]:
-    return read_range(db, START - DAY, START + 100 * DAY)[2]
+    return read_range(db, START - DAY, START + 100 * DAY)
 
 
 @pytest.fixture
@@ -474,7 +474,7 @@ def test_a_short_failure_keeps_the_5_minutes_of_the_usage(store: HistoryStore) -
     store._db.execute("PRAGMA query_only = 0")
     store.append(*make_round(at + COARSE))
     with store.reader() as db:
-        [row] = read_range(db, at, at + COARSE)[2]
+        [row] = read_range(db, at, at + COARSE)
     assert row.amounts.allocated_seconds == 15.0
 
 
@@ -608,7 +608,7 @@ def test_after_the_clock_was_set_back_new_rounds_replace_old_ones(store: History
 def hours_at(store: HistoryStore, start: int) -> dict[str, float]:
     """Returns the allocated seconds of each pod in the 5 minutes from `start` on."""
     with store.reader() as db:
-        charges = read_range(db, start, start + COARSE)[2]
+        charges = read_range(db, start, start + COARSE)
     return {charge.account.pod: charge.amounts.allocated_seconds for charge in charges}
 
 

@@ -40,7 +40,8 @@ Order = Literal["cost", "wasted"]
 _LABEL = "label:"
 _DIGITS = 4
 _LEAST_HOURS = 0.005  # less is written as 0.00
-_SHOWN = {"seconds": 3600, "joules": 3_600_000, "money": 1}  # as hours, kWh and money
+# The bill shows hours, kWh and money.
+_DIVISORS = {"seconds": 3600, "joules": 3_600_000, "money": 1}
 _NO_OWNER = WorkloadOwner("", "")
 
 
@@ -201,30 +202,31 @@ def make_range(
     bounds: tuple[float, float],
     usage: Sequence[Charge],
     prices: Prices,
-    now: CurrentRows,
+    current: CurrentRows,
     recorded_from: float = 0.0,
     token_steps: Iterable[StepCharge] = (),
 ) -> RangeAnswer:
     """Groups the usage into rows and adds it up.
 
-    `now`: current values by row. `token_steps`: charges of pods with LLM engines in 5 minutes.
+    `token_steps`: charges of pods with LLM engines in 5 minutes.
     """
     fits = _fit_rows(token_steps, query)
-    no_steps = fit_charges(())
+    fit_without_steps = fit_charges(())
     start, end = bounds
-    seconds = end - max(start, recorded_from)
+    recorded_seconds = end - max(start, recorded_from)
     groups = group_by(usage, lambda charge: name_row(charge, query))
 
     rows = []
-    for name in dict.fromkeys((*groups, *now)):
-        own = groups.get(name, [])
-        row = RangeRow(**dict(name), **now.get(name, {}))
-        fit = fits.get(name, no_steps)
-        add_up(row, own, prices.currency)
-        add_tokens(row, own, prices.currency, seconds, fit)
-        row.methods = _list_methods(own)
-        if own and query.by == "pod" and not row.hidden:
-            account = own[0].account
+    # A pod that has just started has current values, but no usage yet.
+    for name in dict.fromkeys((*groups, *current)):
+        charges = groups.get(name, [])
+        row = RangeRow(**dict(name), **current.get(name, {}))
+        fit = fits.get(name, fit_without_steps)
+        add_up(row, charges, prices.currency)
+        add_tokens(row, charges, prices.currency, recorded_seconds, fit)
+        row.methods = _list_methods(charges)
+        if charges and query.by == "pod" and not row.hidden:
+            account = charges[0].account
             row.labels = _read_labels(account)
             row.model = account.model
 
@@ -238,10 +240,10 @@ def make_range(
         prices=prices.source,
         methods=_list_methods(usage),
         labels=_list_labels(usage, query),
-        totals=_make_totals(usage, prices.currency, seconds),
+        totals=_make_totals(usage, prices.currency, recorded_seconds),
         rows=_sort_rows(rows, query.order),
     )
-    answer.notes = list(_describe_missing(query.label, prices, usage, answer))
+    answer.notes = list(_describe_missing(query.label, answer))
     return answer
 
 
@@ -287,20 +289,17 @@ def _wasted(row: RangeRow) -> tuple[float, float]:
 
 def group_now(state: ClusterState, usage: Sequence[Charge], query: RangeQuery) -> CurrentRows:
     """Maps each row to its current values. A pod that has ended has 0 GPUs."""
-    # With a single cluster, `part.cluster` is empty.
+    # If the last round has a single cluster, `part.cluster` is empty.
     clusters = {charge.cluster for charge in usage}
     only_cluster = clusters.pop() if len(clusters) == 1 else ""
+    # So charges are also found without a cluster.
+    known = {("", charge.account.key): charge for charge in usage}
+    known |= {(charge.cluster, charge.account.key): charge for charge in usage}
 
     groups: dict[RowName, list[HeldPart]] = {}
-    known: dict[tuple[str, tuple[str, ...]], Charge] = {}
     for charge in usage:
-        # The last round may have one cluster only.
-        known["", charge.account.key] = charge
         if charge.account != UNALLOCATED:
             groups[name_row(charge, query)] = []
-
-    for charge in usage:
-        known[charge.cluster, charge.account.key] = charge
 
     for node in state.nodes:
         for part in node.held:
@@ -310,10 +309,10 @@ def group_now(state: ClusterState, usage: Sequence[Charge], query: RangeQuery) -
 
             account = account_of(part, node.state.pod_labels)
             cluster = part.cluster or only_cluster
-            new = Charge(account, cluster=cluster)
-            charge = known.get((cluster, account.key), new)
-            row = name_row(charge, query)
-            groups.setdefault(row, []).append(part)
+            # The recorded account may have an owner and labels that the node does not report.
+            charge = known.get((cluster, account.key), Charge(account, cluster=cluster))
+            name = name_row(charge, query)
+            groups.setdefault(name, []).append(part)
 
     return {name: _add_up_now(held) for name, held in groups.items()}
 
@@ -321,6 +320,7 @@ def group_now(state: ClusterState, usage: Sequence[Charge], query: RangeQuery) -
 def account_of(
     part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | None = None
 ) -> UsageAccount:
+    """Returns the account of a holder. `pod_labels`: by `NAMESPACE/POD`."""
     holder = part.holder
     owner = part.owner or _NO_OWNER
     labels = None
@@ -338,12 +338,14 @@ def account_of(
         owner_name=owner.name,
         labels=json.dumps(labels, sort_keys=True) if labels else "",
         methods=part.device.known_usage.method,
+        # A job or a container is an account of its own, also if its user is known.
         user="" if holder.job or holder.container_id else holder.user,
         model="" if part.engine is None else part.engine.model,
     )
 
 
 def name_row(charge: Charge, query: RangeQuery) -> RowName:
+    """Returns the fields that the charge has in common with the others of its row."""
     account = charge.account
     cluster = ("cluster", charge.cluster)
     if account == UNALLOCATED:
@@ -380,55 +382,57 @@ def _read_labels(account: UsageAccount) -> dict[str, str]:
     return labels
 
 
-def add_up(sums: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
+def add_up(figures: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
     """Sets the sums of the usage. Costs include only usage priced in `currency`."""
+    _add_hours(figures, usage)
+    if currency:
+        _add_cost(figures, usage, currency)
+
+
+def _add_hours(figures: RangeFigures, usage: Sequence[Charge]) -> None:
+    """Sets hours, energy, mean use and wasted hours."""
     held = _sum_amounts(usage, is_held=True)
     rest = _sum_amounts(usage, is_held=False)
     everything = held.plus(rest)
-    sums.gpu_hours = _hours(everything.allocated_seconds)
+    figures.gpu_hours = _hours(everything.allocated_seconds)
     if everything.energy_joules:
-        _show(sums, "joules", everything)
+        _set_fields(figures, "joules", everything)
 
-    _show(sums, "seconds", held)
-    sums.unheld_hours = _hours(rest.unheld_seconds) or None
-    sums.unknown_hours = _hours(held.allocated_seconds - held.measured_seconds)
-    sums.waited_hours = sums.waited_hours or None
+    _set_fields(figures, "seconds", held)
+    figures.unheld_hours = _hours(rest.unheld_seconds) or None
+    figures.unknown_hours = _hours(held.allocated_seconds - held.measured_seconds)
+    figures.waited_hours = figures.waited_hours or None
     if held.measured_seconds:
-        sums.mean_use = round(held.busy_seconds / held.measured_seconds, _DIGITS)
+        figures.mean_use = round(held.busy_seconds / held.measured_seconds, _DIGITS)
 
     if everything.allocated_seconds:
         unallocated = rest.allocated_seconds - rest.unheld_seconds
         seconds = _make_waste(held, held.idle_seconds, held.underused_seconds, unallocated)
-        hours = seconds.times(1 / _SHOWN["seconds"])
+        hours = seconds.times(1 / _DIVISORS["seconds"])
         uncounted = _hours(held.allocated_seconds - held.counted_seconds)
-        sums.waste = RangeWaste(hours.rounded(_DIGITS), unknown_hours=uncounted or None)
+        figures.waste = RangeWaste(hours.rounded(_DIGITS), unknown_hours=uncounted or None)
 
-    if not currency:
+
+def _add_cost(figures: RangeFigures, usage: Sequence[Charge], currency: str) -> None:
+    """Sets cost, cost of the waste, and hours without a price."""
+    priced = [charge for charge in usage if charge.currency == currency]
+    unpriced = [charge for charge in usage if charge.currency != currency]
+    figures.unpriced_hours = _hours(sum_charges(unpriced).allocated_seconds) or None
+    if not priced:
         return
 
-    priced = [charge for charge in usage if charge.currency == currency]
-    held_cost = _sum_amounts(priced, is_held=True)
-    rest_cost = _sum_amounts(priced, is_held=False)
-    cost = held_cost.plus(rest_cost)
-    sums.unpriced_hours = _hours(everything.allocated_seconds - cost.allocated_seconds) or None
-    if priced:
-        _show(sums, "money", cost)
-
-    if priced and sums.waste is not None:
-        unallocated_cost = rest_cost.cost - rest_cost.unheld_cost
-        waste = _make_waste(
-            held_cost, held_cost.idle_cost, held_cost.underused_cost, unallocated_cost
-        )
-        sums.waste = replace(sums.waste, cost=waste.rounded(_DIGITS))
+    held = _sum_amounts(priced, is_held=True)
+    rest = _sum_amounts(priced, is_held=False)
+    _set_fields(figures, "money", held.plus(rest))
+    if figures.waste is not None:
+        unallocated = rest.cost - rest.unheld_cost
+        cost = _make_waste(held, held.idle_cost, held.underused_cost, unallocated)
+        figures.waste = replace(figures.waste, cost=cost.rounded(_DIGITS))
 
 
 def _fit_rows(steps: Iterable[StepCharge], query: RangeQuery) -> dict[RowName, TokenFit | NoFit]:
-    rows: dict[RowName, list[StepCharge]] = {}
-    for step in steps:
-        _, charge = step
-        name = name_row(charge, query)
-        rows.setdefault(name, []).append(step)
-    return {name: fit_charges(row) for name, row in rows.items()}
+    rows = group_by(steps, lambda step: name_row(step.charge, query))
+    return {name: fit_charges(row_steps) for name, row_steps in rows.items()}
 
 
 def fit_charges(steps: Iterable[StepCharge]) -> TokenFit | NoFit:
@@ -441,19 +445,22 @@ def fit_charges(steps: Iterable[StepCharge]) -> TokenFit | NoFit:
 
 
 def add_tokens(
-    sums: RangeFigures,
+    figures: RangeFigures,
     usage: Sequence[Charge],
     currency: str,
     seconds: float,
     fit: TokenFit | NoFit | None = None,
 ) -> None:
-    """Sets the tokens of LLM engines, and what they cost. Does nothing without an engine."""
+    """Sets the tokens of LLM engines, and what they cost. Does nothing without an engine.
+
+    `seconds`: recorded time of the range. `fit`: None if it was not computed.
+    """
     engines = sum_engines(usage, currency)
     if engines is None:
         return
-    sums.prompt_tokens = round(engines.amounts.prompt_tokens)
-    sums.generated_tokens = round(engines.amounts.generated_tokens)
-    sums.tokens = make_token_figures(engines, currency, seconds, fit)
+    figures.prompt_tokens = round(engines.amounts.prompt_tokens)
+    figures.generated_tokens = round(engines.amounts.generated_tokens)
+    figures.tokens = make_token_figures(engines, currency, seconds, fit)
 
 
 def _sum_amounts(usage: Iterable[Charge], is_held: bool) -> Amounts:
@@ -465,7 +472,10 @@ def _sum_amounts(usage: Iterable[Charge], is_held: bool) -> Amounts:
 
 
 def _make_waste(held: Amounts, idle: float, underused: float, unallocated: float) -> Waste:
-    """Without holders, their parts are None. Under-used time is None if no exporter counts it."""
+    """Returns these parts, or None for those that are unknown.
+
+    Without holders, their parts are unknown. So is under-used time if no exporter counts it.
+    """
     is_counted = held.counted_seconds > 0
     return Waste(
         idle=idle if held.allocated_seconds else None,
@@ -474,12 +484,12 @@ def _make_waste(held: Amounts, idle: float, underused: float, unallocated: float
     )
 
 
-def _show(sums: RangeFigures, unit: str, amounts: Amounts) -> None:
-    """Sets the values of this unit as they are shown: in hours, kWh or money."""
+def _set_fields(figures: RangeFigures, unit: str, amounts: Amounts) -> None:
+    """Sets the fields of the amounts with this unit: in hours, kWh or money."""
     for amount in AMOUNTS:
         if amount.key and amount.unit == unit:
-            value = getattr(amounts, amount.field) / _SHOWN[unit]
-            setattr(sums, amount.key, round(value, _DIGITS))
+            value = getattr(amounts, amount.field) / _DIVISORS[unit]
+            setattr(figures, amount.key, round(value, _DIGITS))
 
 
 def _list_methods(usage: Iterable[Charge]) -> list[str]:
@@ -490,16 +500,18 @@ def _list_methods(usage: Iterable[Charge]) -> list[str]:
 
 
 def _hours(seconds: float) -> float:
-    return round(seconds / 3600, _DIGITS)
+    return round(seconds / _DIVISORS["seconds"], _DIGITS)
 
 
 def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
     now = sum_held(held).rounded()
-    since = select_known(part.idle_since for part in held)
     idle_since = None
-    if since and len(since) == len(held):
-        idle_since = round(max(since))
+    idle_starts = select_known(part.idle_since for part in held)
+    # A row is idle if all its parts are. It became idle with the last of them.
+    if held and len(idle_starts) == len(held):
+        idle_since = round(max(idle_starts))
 
+    # The largest is one that is not empty, if there is any.
     reasons = [part.unknown_because for part in held]
 
     return {
@@ -511,9 +523,7 @@ def _add_up_now(held: Sequence[HeldPart]) -> dict[str, Any]:
     }
 
 
-def _describe_missing(
-    label: str, prices: Prices, usage: Sequence[Charge], answer: RangeAnswer
-) -> Iterable[str]:
+def _describe_missing(label: str, answer: RangeAnswer) -> Iterable[str]:
     is_shown = any(row.label for row in answer.rows)
     if label and not is_shown:
         yield (
@@ -522,13 +532,12 @@ def _describe_missing(
             " it in kube_pod_labels)"
         )
 
-    unpriced = [charge for charge in usage if charge.currency != prices.currency]
-    hours = sum(charge.amounts.allocated_seconds for charge in unpriced) / 3600
-    if not prices.currency:
+    unpriced = answer.totals.unpriced_hours or 0.0
+    if not answer.currency:
         yield "there are no prices: start podgpu with --prices"
-    elif hours >= _LEAST_HOURS:
+    elif unpriced >= _LEAST_HOURS:
         yield (
-            f"{hours:,.2f} GPU-hours have no price in {prices.currency} and are not included in"
+            f"{unpriced:,.2f} GPU-hours have no price in {answer.currency} and are not included in"
             " the cost"
         )
 
@@ -580,7 +589,8 @@ def _join_names(*names: str) -> str:
 # The history in SQLite
 
 
-# The row of an account depends only on these fields, so that accounts are added up by the database.
+# By kind of row: the accounts that the database may add up (as SQL), and the fields that name their
+# row. Unallocated GPUs, and pods without an owner, have rows of their own.
 _NAMED_BY = {
     "namespace": ("namespace <> ''", {"namespace"}),
     "owner": ("owner_name <> ''", {"namespace", "owner_kind", "owner_name"}),
@@ -591,16 +601,17 @@ _NAMED_BY = {
 def group_accounts(
     query: RangeQuery, also: Collection[str] = (), engines: Iterable[int] = ()
 ) -> Grouping:
-    """`also`: fields to keep. `engines`: ids of accounts that are not added up with others."""
+    """Returns which accounts have the same row, so that the database adds them up.
+
+    `also`: fields to keep. `engines`: ids of accounts that are not added up with others.
+    """
     kind = "label" if query.label else query.by
     if kind not in _NAMED_BY:
         return SINGLE
 
     condition, names = _NAMED_BY[kind]
-    single = ", ".join(map(str, engines))
-    if single:
-        condition = f"{condition} AND account.id NOT IN ({single})"
-
+    engine_ids = ", ".join(map(str, engines))
+    condition = f"{condition} AND account.id NOT IN ({engine_ids})"
     return Grouping(condition, frozenset(names).union(also))
 
 

@@ -12,9 +12,10 @@ _SAME_CLOCK = 2.0  # seconds; smaller differences are corrections of a running c
 
 class BookTime(NamedTuple):
     time: float  # Unix time
-    is_settled: bool = True  # False while the wall clock may be wrong
-    # Set once when the time becomes settled: unsettled rounds belong this many seconds later.
-    settles: float | None = None
+    is_settled: bool = True  # False while the wall clock may be wrong, so the time may be, too
+    # Set only if the time has become settled with this reading: the unsettled rounds before belong
+    # this many seconds later.
+    settled_shift: float | None = None
 
 
 class BookClock:
@@ -74,6 +75,7 @@ class BookClock:
             # The clock has returned.
             return self._settle(now, self._offset)
         if self._jumped_offset is not None:
+            # It jumped in the first ten minutes and has returned: these begin again.
             self._jumped_offset = None
             self._unsettled_since = now
         if now - self._unsettled_since < STABLE_SECONDS:
@@ -86,4 +88,4 @@ class BookClock:
         self._offset = offset
         self._has_settled = True
         self._jumped_offset = None
-        return BookTime(now + offset, settles=shift)
+        return BookTime(now + offset, settled_shift=shift)

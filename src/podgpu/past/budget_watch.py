@@ -6,14 +6,14 @@ import asyncio
 
 from podgpu.errors import Note, PodgpuError
 from podgpu.fleet.budgets import Budget, BudgetUse, BudgetUses, ReadBudgetFile
-from podgpu.known import round_known, sum_all
+from podgpu.known import round_known, select_known, sum_all
 from podgpu.past.bill import RangeQuery
 from podgpu.past.costs import CostsAnswer, CostsQuery
 from podgpu.past.interface import Past
 from podgpu.watch import Watch
 
 _SECONDS = 60.0  # the page and the alerts show a changed file after at most this time
-_FIRST_SECONDS = 5.0  # until there is a record
+_FIRST_SECONDS = 5.0  # until a cost is known
 
 
 class BudgetWatch(Watch):
@@ -30,10 +30,12 @@ class BudgetWatch(Watch):
         return self._latest
 
     def update(self) -> None:
-        self._latest = asyncio.run(self._compute())
-        self.pause = _SECONDS if self._latest[0] else _FIRST_SECONDS
+        uses, notes = asyncio.run(self._compute())
+        self._latest = uses, notes
+        self.pause = _SECONDS if uses else _FIRST_SECONDS
 
     async def _compute(self) -> BudgetUses:
+        """Returns the use of each budget, and notes. A cost that cannot be read is a note."""
         file, notes = self._budgets()
         uses = []
         answers: dict[str, CostsAnswer] = {}
@@ -63,8 +65,8 @@ class BudgetWatch(Watch):
 
 
 def _compare(budget: Budget, answer: CostsAnswer) -> BudgetUse | None:
-    """Returns None if the cost of this month is unknown."""
-    if not any(cost is not None for cost in answer.totals.steps.cost):
+    """Returns None if the cost of this month is unknown. It is 0 for a namespace without GPUs."""
+    if not select_known(answer.totals.steps.cost):
         return None
 
     costs = []
@@ -75,6 +77,7 @@ def _compare(budget: Budget, answer: CostsAnswer) -> BudgetUse | None:
             forecasts.append(row.forecast)
 
     total = sum_all(costs)
+    # One of its rows has no price.
     if total is None:
         return None
 

@@ -35,7 +35,7 @@ from podgpu.past.bill import (
     name_row,
     parse_range_query,
 )
-from podgpu.past.schema import DAY, HOUR, OPEN, UNSETTLED, ceil_time, floor_time
+from podgpu.past.schema import DAY, HOUR, OPEN, UNSETTLED, ceil_time, fetch_value, floor_time
 from podgpu.past.sqlite_charges import read_steps
 
 MAX_STEPS = 400  # bounds the answer, and the points of a query to Prometheus
@@ -71,14 +71,15 @@ class CostsQuery(NamedTuple):
         last = ceil_time(end, self.step)
         if self.is_month:
             first = month_start(now)
-            previous = month_start(now, -1)
         elif self.range.start is None:
-            length = ceil_time(end - start, self.step)
-            first = last - max(self.step, length)
-            previous = first - (last - first)
+            # 24 hours are 24 steps, although both ends may be in the middle of an hour.
+            first = last - ceil_time(end - start, self.step)
         else:
             first = floor_time(start, self.step)
-            previous = first - (last - first)
+
+        previous = first - (last - first)
+        if self.is_month:
+            previous = month_start(now, -1)
 
         steps = (last - first) // self.step
         if steps > MAX_STEPS:
@@ -87,24 +88,25 @@ class CostsQuery(NamedTuple):
                 advice += ", or step=day"
             raise UsageError(f"the range has {steps:,} steps, but at most {MAX_STEPS}: {advice}")
 
+        # Steps that were deleted are not shown.
         first = min(last, max(first, self.kept_since))
-        return CostsWindows(first, last, previous, min(end, now))
+        return CostsWindows(first, last, previous, end)
 
 
 class CostsWindows(NamedTuple):
-    """Unix times of whole steps."""
+    """Unix times. The first three are limits of whole steps."""
 
     start: int
     end: int
     previous_start: int  # as many steps before, or the month before
-    now: float  # end of the records, at most `end`
+    recorded_until: float  # now, or the requested end. At most `end`
 
 
 def month_start(now: float, months: int = 0) -> int:
     """Returns the start of a month (UTC), as Unix time. `months`: 1 is the month after `now`."""
-    at = datetime.fromtimestamp(now, UTC)
-    number = at.year * 12 + at.month - 1 + months
-    year, month_index = divmod(number, 12)
+    today = datetime.fromtimestamp(now, UTC)
+    months_since_year_0 = today.year * 12 + today.month - 1 + months
+    year, month_index = divmod(months_since_year_0, 12)
     start = datetime(year, month_index + 1, 1, tzinfo=UTC)
     return int(start.timestamp())
 
@@ -191,12 +193,14 @@ def parse_costs_query(query: Mapping[str, str]) -> CostsQuery:
     if is_month and ("from" in query or "to" in query):
         raise UsageError("range=month: from and to cannot be combined with it")
 
-    given = {"by": "namespace", "range": "30d", **query}
-    given.pop("format", "")
+    range_query = {"by": "namespace", "range": "30d", **query}
+    # The answer has no CSV.
+    range_query.pop("format", "")
     if is_month:
-        del given["range"]
+        # Not a length of time, which `parse_range_query` requires.
+        del range_query["range"]
 
-    return CostsQuery(parse_range_query(given), _STEPS[step], is_month)
+    return CostsQuery(parse_range_query(range_query), _STEPS[step], is_month)
 
 
 def select_budgets(budgets: Iterable[BudgetUse], query: RangeQuery) -> list[BudgetUse]:
@@ -204,13 +208,14 @@ def select_budgets(budgets: Iterable[BudgetUse], query: RangeQuery) -> list[Budg
     selected = []
     for budget in budgets:
         if budget.label:
-            is_shown = query.visible is None
-            same = query.label == RangeQuery(f"label:{budget.label}").label
+            # Pods of any namespace may have the label.
+            is_visible = query.visible is None
+            is_a_row = query.label == RangeQuery(f"label:{budget.label}").label
         else:
-            is_shown = query.visible is None or budget.namespace in query.visible
-            same = query.by == "namespace"
+            is_visible = query.visible is None or budget.namespace in query.visible
+            is_a_row = query.by == "namespace"
 
-        if is_shown and same:
+        if is_visible and is_a_row:
             selected.append(budget)
 
     return selected
@@ -236,45 +241,45 @@ def make_costs(
     now: float,
     prices: Prices,
     steps: Sequence[CostStep],
-    days: Sequence[CostStep] = (),
+    days: Sequence[CostStep],
 ) -> CostsAnswer:
     """`steps`: of the period and the one before. `days`: those that a forecast needs."""
     windows = query.windows(now)
     currency = prices.currency
     recorded = {step.start: step for step in steps if step.charges}
-    own: list[CostStep | None] = []
+    period: list[CostStep | None] = []
     before: list[CostStep | None] = []
     for time in range(windows.start, windows.end, query.step):
-        own.append(recorded.get(time))
-        earlier = time - windows.start + windows.previous_start
-        # A month may be longer than the one before: its last days have no earlier day.
-        is_before = earlier < windows.start
-        before.append(recorded.get(earlier) if is_before else None)
+        period.append(recorded.get(time))
+        time_before = windows.previous_start + (time - windows.start)
+        # A month may be longer than the one before: its last days have no day to compare with.
+        has_time_before = time_before < windows.start
+        before.append(recorded.get(time_before) if has_time_before else None)
 
-    previous_end = windows.previous_start + windows.end - windows.start
+    previous_end = windows.previous_start + (windows.end - windows.start)
     previous = PreviousPeriod(
         from_=windows.previous_start,
         to=min(windows.start, previous_end),
         totals=_add_up_steps(CostsTotals(), before, currency),
-        compared=_compare(own, before, currency),
+        compared=_compare(period, before, currency),
     )
-    charges = _list_charges(own)
-    bounds = windows.start, windows.now
-    bill = make_range(query.range, bounds, charges, prices, {})
+    now = windows.recorded_until
+    # Its notes say which hours have no price.
+    bill = make_range(query.range, (windows.start, now), _list_charges(period), prices, {})
 
     return CostsAnswer(
         from_=windows.start,
-        to=windows.now,
+        to=now,
         step_seconds=query.step,
         by=query.range.by,
         currency=currency,
         prices=prices.source,
         notes=bill.notes,
-        complete=[step is not None and step.is_complete for step in own],
-        totals=_add_up_steps(CostsTotals(), own, currency),
-        rows=_make_rows(query, own, days, windows.now, currency),
+        complete=[step is not None and step.is_complete for step in period],
+        totals=_add_up_steps(CostsTotals(), period, currency),
+        rows=_make_rows(query, period, days, now, currency),
         previous=previous,
-        forecast=_forecast(days, windows.now, currency),
+        forecast=_forecast(days, now, currency),
     )
 
 
@@ -291,15 +296,15 @@ def _make_rows(
 ) -> list[CostsRow]:
     charges = _list_charges(steps)
     names = _choose_names(charges, query, currency)
-    own = _split(steps, names, query.range)
-    own_days = _split(days, names, query.range)
+    steps_of_rows = _split(steps, names, query.range)
+    days_of_rows = _split(days, names, query.range)
 
     rows = []
-    for name in dict.fromkeys(names.values()):
+    for name, row_steps in steps_of_rows.items():
         row = CostsRow(**dict(name))
-        _add_up_steps(row, own[name], currency)
-        recorded = [day for day in own_days[name] if day]
-        forecast = _forecast(recorded, now, currency)
+        _add_up_steps(row, row_steps, currency)
+        row_days = select_known(days_of_rows[name])
+        forecast = _forecast(row_days, now, currency)
         if forecast:
             row.forecast = forecast.cost
             row.next_month = forecast.next_month
@@ -317,9 +322,9 @@ def _row_order(row: CostsRow) -> tuple[Any, ...]:
 def _choose_names(
     charges: Iterable[Charge], query: CostsQuery, currency: str
 ) -> dict[RowName, RowName]:
-    """Maps the name of each charge to that of its row. Those of a low cost share one row."""
+    """Maps the name of each charge to that of its row. Those with the lowest costs share a row."""
     groups = group_by(charges, lambda charge: name_row(charge, query.range))
-    candidates = []
+    orders: dict[RowName, tuple[Any, ...]] = {}
     names: dict[RowName, RowName] = {}
     for name, group in groups.items():
         row = CostsRow(**dict(name))
@@ -327,11 +332,10 @@ def _choose_names(
             names[name] = name
             continue
         add_up(row, group, currency)
-        candidates.append((_row_order(row), name))
+        orders[name] = _row_order(row)
 
-    candidates.sort(key=lambda candidate: candidate[0])
-    most = len(candidates) if query.most_rows is None else query.most_rows
-    for place, (_, name) in enumerate(candidates):
+    most = len(orders) if query.most_rows is None else query.most_rows
+    for place, name in enumerate(sorted(orders, key=orders.__getitem__)):
         names[name] = name if place < most else _OTHERS
 
     return names
@@ -340,20 +344,24 @@ def _choose_names(
 def _split(
     steps: Steps, names: Mapping[RowName, RowName], query: RangeQuery
 ) -> dict[RowName, list[CostStep | None]]:
-    """Returns the steps with the charges of each row. A recorded step may have none of them."""
+    """Returns all steps for each row, with only the charges of the row.
+
+    A recorded step may have no charges of a row.
+    """
     rows: dict[RowName, list[CostStep | None]] = {name: [] for name in names.values()}
     for step in steps:
         if step is None:
-            for own in rows.values():
-                own.append(None)
+            for row_steps in rows.values():
+                row_steps.append(None)
             continue
 
         charges: dict[RowName, list[Charge]] = defaultdict(list)
         for charge in step.charges:
+            # The days of a forecast may name what the period does not.
             name = names.get(name_row(charge, query), _OTHERS)
             charges[name].append(charge)
-        for name, own in rows.items():
-            own.append(step._replace(charges=charges[name]))
+        for name, row_steps in rows.items():
+            row_steps.append(step._replace(charges=charges[name]))
 
     return rows
 
@@ -417,7 +425,8 @@ def _compare(own: Steps, before: Steps, currency: str) -> Comparison | None:
 
 def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast | None:
     """Forecasts the month's cost. Returns None if there is no complete day, or no price."""
-    start, end = month_start(now), month_start(now, 1)
+    start = month_start(now)
+    end = month_start(now, 1)
     first_day = floor_time(now, DAY) - _MEAN_DAYS * DAY
     recent_costs = []
     so_far: list[Charge] = []
@@ -427,22 +436,22 @@ def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast |
         if day.is_complete and day.start >= first_day:
             recent_costs.append(_cost_of(day.charges, currency))
 
-    known = select_known(recent_costs)
-    spent = _cost_of(so_far, currency)
-    if not known or spent is None:
+    known_costs = select_known(recent_costs)
+    cost_so_far = _cost_of(so_far, currency)
+    if not known_costs or cost_so_far is None:
         return None
 
-    per_day = fmean(known)
-    cost = spent + scale_bill(per_day, DAY, end - now)
+    per_day = fmean(known_costs)
+    cost = cost_so_far + scale_bill(per_day, DAY, end - now)
     next_month = scale_bill(per_day, DAY, month_start(now, 2) - end)
 
     return Forecast(
         from_=start,
         to=end,
         cost=round(cost, _DIGITS),
-        cost_so_far=spent,
+        cost_so_far=cost_so_far,
         cost_per_day=round(per_day, _DIGITS),
-        days=len(known),
+        days=len(known_costs),
         next_month=round(next_month, _DIGITS),
     )
 
@@ -459,15 +468,14 @@ GROUP BY day HAVING count(*) = {_HOURS_OF_DAY}"""
 def read_costs_answer(
     db: Connection, query: CostsQuery, now: float, state: ClusterState
 ) -> CostsAnswer:
-    [kept] = db.execute("SELECT max(since) FROM kept WHERE resolution = ?", (HOUR,)).fetchone()
     requested_start = query.windows(now).start
-    if query.step == HOUR and kept is not None:
-        query = query._replace(kept_since=kept)
+    hours_kept_since = fetch_value(db, "SELECT since FROM kept WHERE resolution = ?", HOUR)
+    if query.step == HOUR and hours_kept_since is not None:
+        query = query._replace(kept_since=hours_kept_since)
 
     windows = query.windows(now)
-
     first = max(query.first_step(now), query.kept_since)
-    steps = _read_steps(db, query.range, query.step, first, windows.now, now)
+    steps = _read_steps(db, query.range, query.step, first, windows.recorded_until, now)
     days: list[CostStep] = []
     if query.has_forecast and query.step == DAY:
         days = steps
@@ -479,7 +487,8 @@ def read_costs_answer(
     answer.budgets = select_budgets(state.budgets, query.range)
     answer.add_record(db, state, windows.start, now)
     if requested_start < windows.start:
-        answer.notes.insert(0, f"hours before {utc_text(kept)} are not kept: use days")
+        kept_since = utc_text(query.kept_since)
+        answer.notes.insert(0, f"hours before {kept_since} are not kept: use days")
 
     return answer
 
@@ -487,12 +496,11 @@ def read_costs_answer(
 def _read_steps(
     db: Connection, query: RangeQuery, step: int, start: int, end: float, now: float
 ) -> list[CostStep]:
-    grouping = group_accounts(query)
-    charges_of = read_steps(db, start, end, now, step, grouping)
+    charges_by_step = read_steps(db, start, end, now, step, group_accounts(query))
     full_days = {day for (day,) in db.execute(_FULL_DAYS)}
 
     steps = []
-    for time, charges in charges_of.items():
+    for time, charges in charges_by_step.items():
         is_over = time + step <= end
         is_full = step == HOUR or time in full_days
         is_complete = is_over and is_full

@@ -15,7 +15,7 @@ import msgspec
 
 from podgpu.errors import UsageError, few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
-from podgpu.past.schema import HOLDER, IDLE
+from podgpu.past.schema import HOLDER, IDLE, fetch_value
 from podgpu.past.sqlite import parse_range, parse_time
 
 MOST_EVENTS = 1000
@@ -104,15 +104,15 @@ class Span(NamedTuple):
 
 
 def parse_events_query(query: Mapping[str, str]) -> EventQuery:
-    given = [name for name in _WHERE if name in query]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)}: give only one of gpu, node and pod")
+    selectors = [name for name in _WHERE if name in query]
+    if len(selectors) > 1:
+        raise UsageError(f"{' and '.join(selectors)}: give only one of gpu, node and pod")
 
     seconds = parse_range(query.get("range", "24h"))
     end = parse_time(query, "to")
-    if not given:
+    if not selectors:
         return EventQuery(seconds, end=end)
-    [selector] = given
+    [selector] = selectors
     return EventQuery(seconds, selector, query[selector], end)
 
 
@@ -122,15 +122,20 @@ def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> Events
         end = min(query.end, now)
 
     start = end - query.seconds
+    parameters: dict[str, float | str] = {"start": start, "end": end}
+    where = ""
+    if query.selector:
+        where = _WHERE[query.selector]
+        parameters[query.selector] = query.value
 
-    where = _WHERE.get(query.selector, "")
-    sql = _SPANS.format(where=where)
-    parameters = {"start": start, "end": end, query.selector: query.value}
-    spans = [Span(*row) for row in db.execute(sql, parameters)]
+    spans = [Span(*row) for row in db.execute(_SPANS.format(where=where), parameters)]
 
-    # The start of pods in the first reading is unknown, so they have no start event.
-    [(began,)] = db.execute("SELECT min(time + resolution) FROM round").fetchall()
-    return make_events(spans, start, end, began)
+    known_since = fetch_value(db, "SELECT min(time + resolution) FROM round")
+    if known_since is None:
+        # A full history may have deleted all rounds, but not the spans that go on.
+        known_since = math.inf
+
+    return make_events(spans, start, end, known_since)
 
 
 def _condition_events(spans: Iterable[Span]) -> Iterator[Event]:
@@ -138,6 +143,7 @@ def _condition_events(spans: Iterable[Span]) -> Iterator[Event]:
     for started, group in _group(conditions, lambda span: span.started):
         yield _condition_event(started, group)
 
+    # The end of an idle time is not a recovery.
     faults = [span for span in conditions if span.name != IDLE]
     for ended, group in _group(faults, lambda span: span.ended):
         event = _condition_event(ended, group)
@@ -148,22 +154,25 @@ def _condition_events(spans: Iterable[Span]) -> Iterator[Event]:
         yield event
 
 
-def _pod_events(spans: Sequence[Span], began: float) -> Iterator[Event]:
+def _pod_events(spans: Sequence[Span], known_since: float) -> Iterator[Event]:
     for run, ended in _find_runs(spans):
         started = run[0].started
-        if started >= began:
+        if started >= known_since:
             yield _pod_event("started", started, run)
         if ended < math.inf:
             yield _pod_event("ended", ended, run, _length(started, ended))
 
 
-def make_events(spans: Sequence[Span], start: float, end: float, began: float) -> EventsAnswer:
-    """Returns the events from `start` to `end`. Pods that were there before `began` did not start.
+def make_events(
+    spans: Sequence[Span], start: float, end: float, known_since: float
+) -> EventsAnswer:
+    """Returns the events from `start` to `end`. The spans must be the newest `MAX_SPANS` of these.
 
-    The spans must be the newest `MAX_SPANS` of the range.
+    It is unknown when the pods of the first reading started. So pods that started before
+    `known_since` have no event of their start.
     """
     events = []
-    for event in chain(_condition_events(spans), _pod_events(spans, began)):
+    for event in chain(_condition_events(spans), _pod_events(spans, known_since)):
         if start <= event.at <= end:
             events.append(event)
 
@@ -182,28 +191,30 @@ def _find_runs(spans: Sequence[Span]) -> Iterator[tuple[list[Span], float]]:
 
     An unreachable node does not interrupt a run.
     """
-    back: dict[tuple[str, float | None], float] = {}  # node and start of its absence -> end
+    # Node and start of its absence -> end of its absence.
+    absences: dict[tuple[str, float | None], float] = {}
     held = []
     for span in spans:
         if span.kind == HOLDER:
             held.append(span)
         elif span.name == NODE_GONE:
-            back[span.node, span.started] = _end_of(span)
+            absences[span.node, span.started] = _end_of(span)
 
     held.sort(key=lambda span: (span.account, span.node, span.started))
-    for _, own in groupby(held, lambda span: (span.account, span.node)):
+    for _, spans_of_pod in groupby(held, lambda span: (span.account, span.node)):
         run: list[Span] = []
-        ended = 0.0
-        for span in own:
-            if run and span.started > ended:
-                yield run, ended
+        run_end = 0.0
+        for span in spans_of_pod:
+            if run and span.started > run_end:
+                yield run, run_end
                 run = []
 
-            back_at = back.get((span.node, span.ended), _end_of(span))
-            ended = max(ended, back_at)
+            # If the node went away at the end of the span, the run lasts until it is back.
+            span_end = absences.get((span.node, span.ended), _end_of(span))
+            run_end = max(run_end, span_end)
             run.append(span)
 
-        yield run, ended
+        yield run, run_end
 
 
 def _end_of(span: Span) -> float:
@@ -219,9 +230,9 @@ def _length(started: float, ended: float) -> float | None:
 def _group(
     spans: Iterable[Span], time_of: Callable[[Span], float | None]
 ) -> Iterator[tuple[float, list[Span]]]:
-    """Groups spans by time (see `time_of`), node and condition.
+    """Yields the time and the spans of each event. Omits spans without this time.
 
-    Yields the time and the spans of each group.
+    A condition of a whole node is one event of all its GPUs.
     """
 
     def key(span: Span) -> tuple[Any, ...]:
@@ -270,11 +281,12 @@ def _condition_event(at: float, spans: list[Span]) -> Event:
 
 
 def _recovery_text(spans: list[Span]) -> str:
-    was = spans[0].message
-    spec = conditions().get(spans[0].name)
+    first = spans[0]
+    past_condition = first.message
+    spec = conditions().get(first.name)
     if spec:
-        was = spec.was
-    return f"{_name_gpus(spans)}: {was}"
+        past_condition = spec.was
+    return f"{_name_gpus(spans)}: {past_condition}"
 
 
 def _name_gpus(spans: list[Span]) -> str:

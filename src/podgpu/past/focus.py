@@ -10,7 +10,6 @@ import io
 import json
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from podgpu.charge import AMOUNTS, Waste
@@ -24,6 +23,7 @@ from podgpu.past.bill import (
     describe_owner,
     describe_row,
 )
+from podgpu.past.costs import month_start
 from podgpu.past.schema import COARSE, DAY, floor_time
 from podgpu.past.token_costs import TokenFigures
 
@@ -31,7 +31,6 @@ _MAX_DAYS = 366  # each day is a query
 _ISSUER = "podgpu"
 _UNIT = "GPU-Hours"
 _METHOD = "podgpu:allocated-time"  # a pod pays for the time, and the share, that it was allocated
-_LONGEST_MONTH = timedelta(days=32)
 _FORMULA_STARTS = frozenset("=+-@|%")
 _SEPARATORS = ",;"  # if the file is opened with another separator, a cell may begin behind them
 
@@ -57,11 +56,13 @@ def split_days(query: RangeQuery, whole: RangeAnswer) -> list[RangeQuery]:
 
 def encode_csv(days: Iterable[RangeAnswer]) -> bytes:
     """Writes the rows of each day. `days`: the bills of single UTC days, or of parts of a day."""
-    nothing = RangeAnswer(from_=0.0, to=0.0, by="pod", totals=RangeFigures(), rows=[])
+    # The columns are the same for all rows, also for one of an empty bill.
+    empty = RangeAnswer(from_=0.0, to=0.0, by="pod", totals=RangeFigures(), rows=[])
+    columns = _make_cells(empty, RangeRow()).keys()
     rows = []
     for day in days:
         rows += [_make_cells(day, row) for row in day.rows]
-    return write_table(_make_cells(nothing, RangeRow()), rows)
+    return write_table(columns, rows)
 
 
 def write_table(columns: Collection[str], rows: Iterable[dict[str, Any]]) -> bytes:
@@ -80,7 +81,9 @@ def write_table(columns: Collection[str], rows: Iterable[dict[str, Any]]) -> byt
 def escape_cell(text: str) -> str:
     """Prevents spreadsheets from running the cell as a formula."""
     is_formula = _first_visible(text) in _FORMULA_STARTS
-    if is_formula or text.lstrip(" ").startswith(("\t", "\r", "\n")):
+    # Some programs remove these characters, or begin a new cell behind them.
+    has_break = text.lstrip(" ").startswith(("\t", "\r", "\n"))
+    if is_formula or has_break:
         return f"'{text}"
     return text
 
@@ -107,10 +110,6 @@ def _make_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
 
 def _make_billing(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
     """Returns the columns of FOCUS that are the same for all billing systems."""
-    first = datetime.fromtimestamp(day.from_, UTC)
-    month = first.replace(day=1, hour=0, minute=0, second=0)
-    next_month = (month + _LONGEST_MONTH).replace(day=1)
-
     return {
         "BilledCost": row.cost,
         "EffectiveCost": row.cost,
@@ -119,8 +118,8 @@ def _make_billing(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
         "BillingCurrency": day.currency,
         "BillingAccountId": _ISSUER,
         "BillingAccountName": _ISSUER,
-        "BillingPeriodStart": utc_text(month.timestamp()),
-        "BillingPeriodEnd": utc_text(next_month.timestamp()),
+        "BillingPeriodStart": utc_text(month_start(day.from_)),
+        "BillingPeriodEnd": utc_text(month_start(day.from_, 1)),
         "ChargePeriodStart": utc_text(day.from_),
         "ChargePeriodEnd": utc_text(day.to),
         "ChargeCategory": "Usage",
@@ -178,7 +177,10 @@ def _make_own_cells(day: RangeAnswer, row: RangeRow) -> dict[str, Any]:
 
 
 def _make_allocation(day: RangeAnswer, row: RangeRow) -> dict[str, str]:
-    """Returns who got a part of the shared GPUs, and how large it was. Empty if nobody did."""
+    """Returns the columns of FOCUS for divided costs: to whom, and which part of the day's cost.
+
+    They are empty for unallocated GPUs.
+    """
     cells = dict.fromkeys(
         (
             "AllocatedMethodId",
@@ -194,12 +196,14 @@ def _make_allocation(day: RangeAnswer, row: RangeRow) -> dict[str, str]:
 
     cells["AllocatedMethodId"] = _METHOD
     if row.cost is not None and day.totals.cost:
-        part = {
-            "AllocatedRatio": round(min(1.0, row.cost / day.totals.cost), 9),
+        # The two costs are rounded, so that a row may cost more than the day.
+        ratio = min(1.0, row.cost / day.totals.cost)
+        element = {
+            "AllocatedRatio": round(ratio, 9),
             "UsageUnit": _UNIT,
             "UsageQuantity": row.gpu_hours,
         }
-        cells["AllocatedMethodDetails"] = json.dumps({"Elements": [part]})
+        cells["AllocatedMethodDetails"] = json.dumps({"Elements": [element]})
 
     name = row.pod or row.job or row.uid or row.container_id
     if row.owner is not None:

@@ -40,12 +40,14 @@ class HistoryFile(ABC):
         """Opens or creates the file. A damaged file is renamed to `*.damaged`."""
         self._path = path
         self._damage: Exception | None = None
-        self._in_memory = threading.RLock()
-        with self._translate_errors("open"), ExitStack() as lock:
+        # Readers of a history in memory use the connection of the writer.
+        self._connection_lock = threading.RLock()
+        with self._translate_errors("open"), ExitStack() as file_locks:
             if path is not None:
-                lock.enter_context(_lock_file(path))
+                file_locks.enter_context(_lock_file(path))
             self._open_or_replace()
-            self._lock = lock.pop_all()
+            # Not released at the end of this block, but by `close`.
+            self._file_locks = file_locks.pop_all()
 
     @abstractmethod
     def _reset_caches(self) -> None:
@@ -59,7 +61,7 @@ class HistoryFile(ABC):
         """Opens a read-only connection for the functions that read. Raises HistoryError."""
         with self._translate_errors("read"):
             if self._path is None:
-                with self._in_memory:
+                with self._connection_lock:
                     yield self._db
                 return
 
@@ -71,11 +73,11 @@ class HistoryFile(ABC):
 
     def close(self) -> None:
         self._db.close()
-        self._lock.close()
+        self._file_locks.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._translate_errors("write"), self._in_memory:
+        with self._translate_errors("write"), self._connection_lock:
             if self._damage is not None:
                 self._replace_file(self._damage)
 
@@ -92,22 +94,23 @@ class HistoryFile(ABC):
         """Converts errors to HistoryError. If the file is damaged, the next round replaces it."""
         try:
             yield
+        # A number of more than 64 bits is an OverflowError.
         except (sqlite3.Error, OSError, OverflowError) as error:
             if _is_damage(error):
                 self._damage = error
 
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             # SQLite reports some full disks as I/O errors.
-            is_full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+            is_full = _primary_code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
             hint = "; check that the disk has free space" if is_full else ""
-            what = self._path or "history"
-            raise HistoryError(f"cannot {action} {what}: {error}{hint}") from error
+            name = self._path or "history"
+            raise HistoryError(f"cannot {action} {name}: {error}{hint}") from error
 
     def _open_or_replace(self) -> None:
         try:
             self._open()
         except sqlite3.Error as error:
-            has_other_tables = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR
+            # The file is a database of another program, so our statements fail.
+            has_other_tables = _primary_code(error) == sqlite3.SQLITE_ERROR
             if not (_is_damage(error) or has_other_tables):
                 raise
             self._replace_file(error)
@@ -125,6 +128,7 @@ class HistoryFile(ABC):
         if self._path is not None:
             self._path.chmod(0o600)  # pod names are private
 
+        # 0 is a new file. Files of schema 4 can be converted.
         version = fetch_value(self._db, "PRAGMA user_version")
         if version not in (0, 4, SCHEMA_VERSION):
             raise HistoryError(
@@ -170,12 +174,13 @@ class HistoryFile(ABC):
             if self._path.stat().st_ino == self._inode:
                 return
 
+        # They belong to the file that is gone. SQLite would read them with the new one.
         for suffix in ("-wal", "-shm"):
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
 
         if not _lock_path(self._path).exists():
             # The whole directory may be gone.
-            self._lock.enter_context(_lock_file(self._path))
+            self._file_locks.enter_context(_lock_file(self._path))
 
         if self._path.exists():
             aside = _find_free_name(f"{self._path}.other")
@@ -226,5 +231,10 @@ def _lock_file(path: Path) -> IO[bytes]:
 
 
 def _is_damage(error: Exception) -> bool:
-    primary_code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return primary_code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return _primary_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _primary_code(error: Exception) -> int:
+    """Returns the error code of SQLite without details. 0 for other errors."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF

@@ -18,7 +18,7 @@ from podgpu.past.sqlite import JSON, GpuHistory, JobHistory, PodHistory
 class Past:
     """The methods raise SourceError if the past cannot be read."""
 
-    has_summaries = False  # also of the history of jobs
+    has_summaries = False  # True if `summary` and `job` are implemented
 
     async def range(self, query: RangeQuery) -> RangeAnswer:
         raise NotImplementedError

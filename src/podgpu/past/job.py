@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from podgpu.charge import UsageAccount
+from podgpu.charge import Charge, UsageAccount
 from podgpu.fleet.job_view import SlowestView, find_slowest
 from podgpu.fleet.parts import device_utilization, read_number
 from podgpu.fleet.state import ClusterState
@@ -44,6 +44,7 @@ from podgpu.past.verdict import (
     measure_cause,
     measure_common,
     rank_causes,
+    unite,
 )
 
 _LONGEST = 8 * DAY  # samples are stored for this many seconds
@@ -51,7 +52,7 @@ _BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do no
 _THROTTLING = ("thermal", "power_brake")
 # Returns the times when a pod held a GPU.
 # If the node was gone at the end, the time includes the outage.
-_SPANS = f"""
+_TIMES_HELD = f"""
 SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
 FROM span JOIN account ON account.id = span.account
 LEFT JOIN span AS gone
@@ -101,37 +102,18 @@ class JobSummary(RangeFigures, kw_only=True):
     hint: str = ""
 
 
-def _measure_spans(spans: Iterable[Sequence[Any]], now: float) -> tuple[float, float]:
-    """Returns the last end, and the time in which at least one of the spans went on.
-
-    A span begins with its start and its end. Its end is None if it goes on. Sorted by start.
-    """
-    end = 0.0
-    duration = 0.0
-    for started, ended, *_ in spans:
-        until = max(end, ended or now)
-        duration += until - max(end, started)
-        end = until
-    return end, duration
-
-
 def read_summary(
     db: Connection, namespace: str, pod: str, now: float, state: ClusterState
 ) -> JobSummary | None:
-    spans = db.execute(_SPANS, (namespace, pod)).fetchall()
-    if not spans:
+    rows = db.execute(_TIMES_HELD, (namespace, pod)).fetchall()
+    if not rows:
         return None
 
-    started, _, owner_kind, owner_name = spans[0]
-    end, duration = _measure_spans(spans, now)
-    is_running = any(ended is None for _, ended, *_ in spans)
-    _, _, charges = read_range(db, started, end)
-    own = []
-    for charge in charges:
-        if (charge.account.namespace, charge.account.pod) == (namespace, pod):
-            own.append(charge)
-
-    waited = sum(charge.amounts.waited_seconds for charge in own)
+    started, _, owner_kind, owner_name = rows[0]
+    is_running = any(ended is None for _, ended, *_ in rows)
+    times = [Interval(start, now if ended is None else ended) for start, ended, *_ in rows]
+    runs = unite(times)
+    end = runs[-1].end
 
     summary = JobSummary(
         simulated=state.simulated,
@@ -140,22 +122,14 @@ def read_summary(
         owner=WorkloadOwner(owner_kind, owner_name) if owner_name else None,
         from_=started,
         to=None if is_running else end,
-        duration_seconds=duration,
-        wait_seconds=round(waited, 1),
+        duration_seconds=math.fsum(run.end - run.start for run in runs),
         currency=state.prices.currency,
         slowest=find_slowest(state, (namespace, pod)),
     )
-    add_up(summary, own, summary.currency)
-    summary.mean_share_use = summary.mean_use
-    fit = None
-    if any(charge.amounts.token_seconds for charge in own):
-        first = floor_time(started, COARSE)
-        fit = fit_charges(read_token_steps(db, first, end, (namespace, pod)))
-
-    add_tokens(summary, own, summary.currency, duration, fit)
-
+    charges = _read_charges(db, summary, end)
+    _add_charges(summary, db, charges, end)
     recorded = _add_pod_history(summary, db, end, state)
-    _add_checks(summary, [charge.account for charge in own], recorded, state)
+    _add_checks(summary, [charge.account for charge in charges], recorded, state)
     if is_running:
         fleet = read_pod_load(db, namespace, pod, now, state)
         for load in fleet.pods:
@@ -164,23 +138,49 @@ def read_summary(
     return summary
 
 
+def _read_charges(db: Connection, summary: JobSummary, end: float) -> list[Charge]:
+    charges = []
+    for charge in read_range(db, summary.from_, end):
+        if (charge.account.namespace, charge.account.pod) == (summary.namespace, summary.pod):
+            charges.append(charge)
+    return charges
+
+
+def _add_charges(
+    summary: JobSummary, db: Connection, charges: Sequence[Charge], end: float
+) -> None:
+    """Adds hours, cost, waiting time and tokens."""
+    add_up(summary, charges, summary.currency)
+    summary.mean_share_use = summary.mean_use
+    waited = sum(charge.amounts.waited_seconds for charge in charges)
+    summary.wait_seconds = round(waited, 1)
+
+    fit = None
+    if any(charge.amounts.token_seconds for charge in charges):
+        # Includes the 5 minutes in which the pod started.
+        first = floor_time(summary.from_, COARSE)
+        pod = (summary.namespace, summary.pod)
+        fit = fit_charges(read_token_steps(db, first, end, pod))
+
+    add_tokens(summary, charges, summary.currency, summary.duration_seconds, fit)
+
+
 class _Recorded(NamedTuple):
-    activity: Activity = Activity()
-    uuids: frozenset[str] = frozenset()  # of the GPUs that it holds or held
+    activity: Activity = Activity()  # unknown if the pod shared a GPU
+    uuids: frozenset[str] = frozenset()  # of the GPUs that the pod holds or held
 
 
 def _add_pod_history(
     summary: JobSummary, db: Connection, end: float, state: ClusterState
 ) -> _Recorded:
     start = max(summary.from_, end - _LONGEST)
-    first = start - FINE
-    last = end + FINE
-    gpus = read_pod(db, summary.namespace, summary.pod, first, last)
+    # Conditions that began or ended with the pod are included, too.
+    gpus = read_pod(db, summary.namespace, summary.pod, start - FINE, end + FINE)
     history = make_pod_history(summary.namespace, summary.pod, gpus)
     if history is None:
         return _Recorded()
 
-    _add_history(summary, history, end, state)
+    _add_history(summary, history, end)
     summary.shared = any(_is_shared(gpu.holders, summary) for gpu in gpus)
     uuids = frozenset(device.uuid for device in history.devices)
     if summary.shared:
@@ -188,22 +188,21 @@ def _add_pod_history(
     return _Recorded(_add_activity(summary, history, state), uuids)
 
 
-def _add_history(summary: JobSummary, history: PodHistory, end: float, state: ClusterState) -> None:
+def _add_history(summary: JobSummary, history: PodHistory, end: float) -> None:
     # The mean of an unfinished step still changes, so it counts only if a device has no other.
-    finished = None
+    finished_steps = None
     if summary.to is None:
-        finished = int((end - history.from_) // history.step_seconds)
+        finished_steps = int((end - history.from_) // history.step_seconds)
 
     use: list[float] = []
-    p95: list[float] = []
+    p95_of_devices: list[float] = []
     memory: list[float] = []
     for device in history.devices:
-        values = _select_finished(device.series["utilization_ratio"], finished)
-        if values:
-            use += values
-            place = math.ceil(0.95 * len(values)) - 1
-            p95.append(sorted(values)[place])
-        memory += _select_finished(device.series["memory_used_bytes"], finished)
+        device_use = _select_finished(device.series["utilization_ratio"], finished_steps)
+        if device_use:
+            use += device_use
+            p95_of_devices.append(_find_p95(device_use))
+        memory += _select_finished(device.series["memory_used_bytes"], finished_steps)
 
     nodes = {device.node for device in history.devices}
     summary.gpus = len(history.devices)
@@ -215,15 +214,19 @@ def _add_history(summary: JobSummary, history: PodHistory, end: float, state: Cl
         summary.mean_use = _mean(use)
         summary.mean_device_use = summary.mean_use
         summary.peak_use = max(use)
-        summary.p95_use = max(p95)
+        summary.p95_use = max(p95_of_devices)
 
     summary.peak_memory_bytes = max(memory, default=None)
 
     _add_causes(summary, history, end)
-    summary.errors = 0
     for mark in history.marks:
         if mark.condition != IDLE and mark.condition not in _THROTTLING:
             summary.errors += 1
+
+
+def _find_p95(values: Sequence[float]) -> float:
+    place = math.ceil(0.95 * len(values)) - 1
+    return sorted(values)[place]
 
 
 def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
@@ -233,7 +236,7 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
     for device in history.devices:
         throttled: list[Interval] = []
         failed: list[Interval] = []
-        held = [Interval(span.from_, span.to or end) for span in device.holders]
+        gone: list[Interval] = []
         for mark in history.marks:
             if (mark.uuid, mark.instance) != (device.uuid, device.instance):
                 continue
@@ -244,22 +247,13 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
                 throttled.append(interval)
             elif _is_broken(mark):
                 failed.append(interval)
-
             if mark.condition == NODE_GONE:
-                ends = [one.end for one in held]
-                # The holders of the node are unknown meanwhile.
-                if mark.at in ends:
-                    held.append(interval)
+                gone.append(interval)
 
-        # Conditions of the time before the history are not known.
-        known = []
-        for interval in held:
-            start = max(interval.start, history.from_)
-            known.append(Interval(start, min(interval.end, end)))
-
-        held_seconds += measure_common(known, known)
-        throttled_seconds += measure_common(throttled, known)
-        failed_seconds += measure_common(failed, known)
+        held = _list_known_times(device.holders, gone, history.from_, end)
+        held_seconds += measure_common(held, held)
+        throttled_seconds += measure_common(throttled, held)
+        failed_seconds += measure_common(failed, held)
 
     # Containers of a pod may wait at the same time for the same GPU.
     longest_wait = summary.duration_seconds * summary.gpus
@@ -274,14 +268,32 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
     summary.causes = rank_causes(causes, summary.gpus)
 
 
+def _list_known_times(
+    holders: Iterable[HolderSpan], gone: Iterable[Interval], start: float, end: float
+) -> list[Interval]:
+    """Returns when the pod held a device, within the time of which conditions are known.
+
+    While a node is gone, its holders are unknown. The pod then still counts as a holder.
+    """
+    held = [Interval(span.from_, span.to or end) for span in holders]
+    for absence in gone:
+        if any(absence.start == time.end for time in held):
+            held.append(absence)
+
+    return [Interval(max(time.start, start), min(time.end, end)) for time in held]
+
+
 def _is_broken(mark: Mark) -> bool:
     spec = conditions().get(mark.condition)
     return spec is not None and spec.severity == "broken"
 
 
-def _select_finished(values: Values, finished: int | None) -> list[float]:
-    """Returns the known values of the finished steps or, if there are none, of all steps."""
-    return select_known(values[:finished]) or select_known(values)
+def _select_finished(values: Values, finished_steps: int | None) -> list[float]:
+    """Returns the known values of the finished steps or, if there are none, of all steps.
+
+    `finished_steps`: None if all are finished.
+    """
+    return select_known(values[:finished_steps]) or select_known(values)
 
 
 def _is_shared(spans: Sequence[HolderSpan], summary: JobSummary) -> bool:
@@ -300,11 +312,11 @@ def _is_shared(spans: Sequence[HolderSpan], summary: JobSummary) -> bool:
 def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState) -> Activity:
     """Adds values of whole devices. Call it only for a pod that does not share its devices."""
     watts = []
-    uuids = set()
-    for past in history.devices:
-        watts += select_known(past.series["power_watts"])
-        if not past.instance:
-            uuids.add(past.uuid)
+    whole_gpus = set()
+    for past_device in history.devices:
+        watts += select_known(past_device.series["power_watts"])
+        if not past_device.instance:
+            whole_gpus.add(past_device.uuid)
 
     summary.mean_power_watts = _mean(watts)
 
@@ -312,7 +324,7 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
     devices: dict[str, GpuOrInstance] = {}
     for node in state.nodes:
         for gpu in node.gpus:
-            if gpu.uuid in uuids:
+            if gpu.uuid in whole_gpus:
                 limits.append(gpu.power_limit_mw)
         for part in node.held:
             if _is_of(part.holder, summary) and not node.stale:
@@ -351,7 +363,8 @@ def _add_checks(
         has_recorded = any(gpu.uuid in recorded.uuids for gpu in node.gpus)
         if own or has_recorded:
             nodes.append(node)
-    is_sharing = any(_has_others(part.device, summary) for _, part in devices)
+    is_sharing_now = any(_has_others(part.device, summary) for _, part in devices)
+    # On a shared GPU, the use of the whole GPU says little about the pod.
     use = summary.mean_use
     if summary.shared and summary.mean_share_use is not None:
         use = summary.mean_share_use
@@ -362,7 +375,7 @@ def _add_checks(
     facts = SlowFacts(
         causes=summary.causes,
         is_running=summary.to is None,
-        is_shared=summary.shared or is_sharing,
+        is_shared=summary.shared or is_sharing_now,
         use=use,
         wait_seconds=summary.wait_seconds,
         throttled_seconds=summary.throttled_seconds,

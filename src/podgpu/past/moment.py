@@ -35,7 +35,7 @@ from podgpu.model import (
     WorkloadOwner,
     group_by,
 )
-from podgpu.past.schema import CONDITION, GPU_ITSELF, HOLDER, IDLE
+from podgpu.past.schema import CONDITION, GPU_ITSELF, HOLDER, IDLE, fetch_value
 
 _NOTE = (
     "the history has no processes, waiting times, DCGM fields and reservations; pods that have"
@@ -104,7 +104,7 @@ class _DeviceRecord:
     node: str
     uuid: str
     instance: str
-    number: int | None
+    gpu_index: int | None
     values: dict[int, _Values] = field(default_factory=dict)  # by account
     conditions: list[Condition] = field(default_factory=list)
     holders: list[_HolderRecord] = field(default_factory=list)
@@ -148,7 +148,7 @@ def _find_record(db: Connection, at: float) -> tuple[int, int]:
         return record
 
     problem = f"there is no record of {utc_text(at)}"
-    [(later,)] = db.execute("SELECT min(time) FROM round WHERE time > ?", (at,)).fetchall()
+    later = fetch_value(db, "SELECT min(time) FROM round WHERE time > ?", at)
     if later is None:
         raise UsageError(problem)
 
@@ -156,32 +156,38 @@ def _find_record(db: Connection, at: float) -> tuple[int, int]:
     raise UsageError(problem, next_record_at=later)
 
 
-def _read_devices(db: Connection, time: Mapping[str, float]) -> list[_DeviceRecord]:
-    """Returns the devices that have a record of this time, by node and number."""
+def _read_devices(db: Connection, moment: Mapping[str, float]) -> list[_DeviceRecord]:
+    """Returns the devices that have a record of this moment, by node and index.
+
+    `moment`: its time `at`, and `time` and `resolution` of its samples.
+    """
     devices: dict[int, _DeviceRecord] = {}
     for gpu, *names in db.execute(_GPUS):
         devices[gpu] = _DeviceRecord(*names)
 
-    for gpu, account, *values in db.execute(_FIGURES, time):
+    for gpu, account, *values in db.execute(_FIGURES, moment):
         device = devices[gpu]
         device.values[account] = _Values(*values)
 
-    for gpu, name, since, text in db.execute(_CONDITIONS, time):
+    for gpu, name, since, text in db.execute(_CONDITIONS, moment):
         condition = Condition(name, since, text=text)
         devices[gpu].conditions.append(condition)
 
-    for gpu, account, started in db.execute(_IDLE_SPANS, time):
+    for gpu, account, started in db.execute(_IDLE_SPANS, moment):
         device = devices[gpu]
         device.idle_alarms[account] = started
 
-    for gpu, record in _read_holders(db, time):
+    for gpu, record in _read_holders(db, moment):
         devices[gpu].holders.append(record)
 
     return [device for device in devices.values() if device.has_record]
 
 
-def _read_holders(db: Connection, time: Mapping[str, float]) -> Iterator[tuple[int, _HolderRecord]]:
-    for gpu, account, methods, kind, owner_name, *names in db.execute(_HOLDERS, time):
+def _read_holders(
+    db: Connection, moment: Mapping[str, float]
+) -> Iterator[tuple[int, _HolderRecord]]:
+    """Yields the id of a device, and a holder of it."""
+    for gpu, account, methods, kind, owner_name, *names in db.execute(_HOLDERS, moment):
         owner = None
         if owner_name:
             owner = WorkloadOwner(kind, owner_name)
@@ -253,9 +259,10 @@ def _find_gone_since(devices: Sequence[_DeviceRecord], at: float) -> float | Non
 def _make_gpus(
     devices: Sequence[_DeviceRecord], now: NodeState, idle_after: float | None
 ) -> Iterator[DeviceState]:
-    known = {gpu.uuid: gpu for gpu in now.devices}
+    """`now`: the same node in the current state."""
+    current_gpus = {gpu.uuid: gpu for gpu in now.devices}
     for uuid, parts in group_by(devices, lambda device: device.uuid).items():
-        gpu_now = known.get(uuid, _UNKNOWN_GPU)
+        gpu_now = current_gpus.get(uuid, _UNKNOWN_GPU)
         yield _make_gpu(parts, gpu_now, idle_after)
 
 
@@ -267,16 +274,20 @@ def _make_gpu(
     `now`: the same GPU in the current state.
     """
     first = devices[0]
-    gpu = DeviceState(uuid=first.uuid, index=first.number, model=now.model, hidden=True)
-    known = {str(instance.id): instance for instance in now.instances}
+    # Without rows of its own, the GPU is not shown: only its instances are recorded.
+    gpu = DeviceState(uuid=first.uuid, index=first.gpu_index, model=now.model, hidden=True)
+    current_instances = {str(instance.id): instance for instance in now.instances}
     instances = []
     conditions = {}
     for device in devices:
         if device.instance:
-            same = known.get(device.instance, _UNKNOWN_INSTANCE)
-            shared = _make_shared(device, same, idle_after)
-            number = int(device.instance)
-            instances.append(MigInstance(id=number, profile=same.profile, **shared))
+            instance_now = current_instances.get(device.instance, _UNKNOWN_INSTANCE)
+            instance = MigInstance(
+                id=int(device.instance),
+                profile=instance_now.profile,
+                **_make_common_fields(device, instance_now, idle_after),
+            )
+            instances.append(instance)
         else:
             values = device.values.get(GPU_ITSELF, _NO_VALUES)
             gpu = replace(
@@ -284,7 +295,7 @@ def _make_gpu(
                 hidden=False,
                 power_mw=values.power,
                 temperature_celsius=values.temperature,
-                **_make_shared(device, now, idle_after),
+                **_make_common_fields(device, now, idle_after),
             )
 
         for condition in device.conditions:
@@ -294,7 +305,7 @@ def _make_gpu(
     return replace(gpu, instances=tuple(instances), conditions=tuple(conditions.values()))
 
 
-def _make_shared(
+def _make_common_fields(
     device: _DeviceRecord, now: GpuOrInstance, idle_after: float | None
 ) -> dict[str, Any]:
     """Returns the fields that a GPU and a MIG instance have in common."""
@@ -314,9 +325,10 @@ def _find_method(device: _DeviceRecord) -> str:
     method = ""
     for record in device.holders:
         methods = record.methods.split()
-        own = device.values.get(record.account)
+        holder_values = device.values.get(record.account)
         # Clients that share an MPS server have values, but no utilisation.
-        if "mps" in methods and own is not None and own.utilization is None:
+        has_no_use = holder_values is not None and holder_values.utilization is None
+        if "mps" in methods and has_no_use:
             return "mps"
         if _SAMPLES in methods:
             method = _SAMPLES
@@ -327,7 +339,7 @@ def _find_method(device: _DeviceRecord) -> str:
 def _make_holders(
     device: _DeviceRecord, current: Sequence[Holder], idle_after: float | None
 ) -> Iterator[Holder]:
-    own = _select_own_values(device)
+    values_of = _select_own_values(device)
     current_by_key = {holder.key: holder for holder in current}
     for record in device.holders:
         holder = record.holder
@@ -338,7 +350,7 @@ def _make_holders(
             # An alarm begins when the holder has been idle for `idle_after` seconds.
             idle_since -= idle_after or 0.0
 
-        values = own.get(record.account, _NO_VALUES)
+        values = values_of.get(record.account, _NO_VALUES)
         usage = HolderUsage(values.utilization, values.memory, idle_since=idle_since)
         yield replace(holder, share_ratio=same_now.share_ratio, user=same_now.user, usage=usage)
 
@@ -349,30 +361,31 @@ def _select_own_values(device: _DeviceRecord) -> dict[int, _Values]:
     The containers of a pod have only a common sum. On a shared GPU, omits copies of the GPU's
     values (see `_COPY_GPU_VALUES`). They have a power or exceed its values.
     """
-    holders = Counter(record.account for record in device.holders)
-    is_shared = len(holders) > 1
-    own = {}
-    for account in holders:
+    number_of_holders = Counter(record.account for record in device.holders)
+    is_shared = len(number_of_holders) > 1
+    own_values = {}
+    for account in number_of_holders:
         values = device.values.get(account, _NO_VALUES)
         is_copy = values.power is not None or values.temperature is not None
         if not (is_shared and is_copy):
-            own[account] = values
+            own_values[account] = values
 
     if is_shared:
-        whole = device.values.get(GPU_ITSELF, _NO_VALUES)
-        utilizations = [values.utilization for values in own.values()]
-        memory = [values.memory for values in own.values()]
-        if _exceed(utilizations, whole.utilization) or _exceed(memory, whole.memory):
+        gpu = device.values.get(GPU_ITSELF, _NO_VALUES)
+        utilizations = [values.utilization for values in own_values.values()]
+        memory = [values.memory for values in own_values.values()]
+        if _exceed(utilizations, gpu.utilization) or _exceed(memory, gpu.memory):
             return {}
 
     single = {}
-    for account, values in own.items():
-        if holders[account] == 1:
+    for account, values in own_values.items():
+        if number_of_holders[account] == 1:
             single[account] = values
     return single
 
 
-def _exceed(values: Iterable[float | None], whole: float | None) -> bool:
-    if whole is None:
+def _exceed(values: Iterable[float | None], gpu_value: float | None) -> bool:
+    """Returns whether the values of holders add up to more than that of the GPU."""
+    if gpu_value is None:
         return False
-    return sum(select_known(values)) > whole * _MAX_SUM
+    return sum(select_known(values)) > gpu_value * _MAX_SUM

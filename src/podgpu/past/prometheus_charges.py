@@ -86,8 +86,10 @@ from podgpu.past.sqlite_charges import StepCharge
 
 _TIMEOUT = 60.0
 _MAX_STEPS = 2880  # maximum number of times at which GPUs are counted
-# Kind -> counter and matcher
-_COUNTERS = {one.column: (one.counter, one.matcher) for one in AMOUNTS if one.counter}
+# Kind of usage -> counter and matcher.
+_COUNTERS = {
+    amount.column: (amount.counter, amount.matcher) for amount in AMOUNTS if amount.counter
+}
 _COUNTERS["unattributed_energy"] = ("podgpu_device_unattributed_energy_joules_total", "")
 _RULES = {"podgpu:usage:sum1h": HOUR, USAGE_RULE: COARSE}  # the coarsest first
 _BUSY = "podgpu_container_gpu_busy_seconds_total"
@@ -148,8 +150,7 @@ async def read_bill(
     async with aclosing(PrometheusClient(server)) as client:
         now = await client.query_time()
         start, end = query.bounds(now)
-        samples_per_step = math.ceil((end - start) / FINE / _MAX_STEPS)
-        step = FINE * max(1, samples_per_step)
+        step = _choose_step(end - start)
         end = end // step * step
         start = min(start // step * step, end - step)
 
@@ -170,7 +171,7 @@ async def read_costs(
     async with aclosing(_SteppedClient(server)) as client:
         now = await client.query_time() // FINE * FINE
         windows = query.windows(now)
-        end = windows.now // FINE * FINE
+        end = windows.recorded_until // FINE * FINE
         reader = _RangeReader(client, server, query.range, prices, state)
         steps = await reader.read_steps(client, query.first_step(now), end, query.step)
         source = reader.rule or "counters"
@@ -194,6 +195,17 @@ async def read_costs(
     elif recorded_from > windows.start:
         answer.recorded_from = recorded_from
     return answer
+
+
+def _choose_step(seconds: float) -> int:
+    """Returns the time between two counts of the GPUs in a range."""
+    samples_per_step = math.ceil(seconds / FINE / _MAX_STEPS)
+    return FINE * max(1, samples_per_step)
+
+
+def _exclude_start(seconds: float) -> int:
+    """Returns the length, in milliseconds, of a PromQL range that excludes its start."""
+    return round(seconds * 1000) - 1
 
 
 def _find_first_record(steps: Iterable[CostStep], start: float) -> float | None:
@@ -242,11 +254,11 @@ class _SteppedClient(PrometheusClient):
         first = self.ends[0]
         last = self.ends[-1]
         answers: dict[int, list[ParsedSample]] = defaultdict(list)
-        for labels, points in await self.query_range(query, first, last, self.ends.step):
-            own = dict(labels)
-            name = own.pop("__name__", "")
+        for all_labels, points in await self.query_range(query, first, last, self.ends.step):
+            labels = dict(all_labels)
+            name = labels.pop("__name__", "")
             for time, value in points:
-                sample = ParsedSample(name, own, value)
+                sample = ParsedSample(name, labels, value)
                 answers[round(time)].append(sample)
         return answers
 
@@ -322,8 +334,7 @@ class _RangeReader:
         return answer
 
     async def _read_periods(self, start: int, end: float, step: int) -> list[_ReadPeriod]:
-        samples_per_step = math.ceil(step / FINE / _MAX_STEPS)
-        resolution = FINE * max(1, samples_per_step)
+        resolution = _choose_step(step)
         periods = []
         for first in range(start, ceil_time(end, step), step):
             last = min(first + step, end)
@@ -338,9 +349,7 @@ class _RangeReader:
         if step == DAY:
             part = HOUR
         gpus = f"group({select(_GPU_NAMES, self.server.match)})"
-        # The range excludes its start.
-        length = step * 1000 - 1
-        query = f"count_over_time(({gpus})[{length}ms:{part}s])"
+        query = f"count_over_time(({gpus})[{_exclude_start(step)}ms:{part}s])"
 
         complete = set()
         for at in ends:
@@ -352,9 +361,7 @@ class _RangeReader:
     async def _read_vectors(self, start: float, end: float, step: int) -> Vectors:
         if not self.rule:
             return await self._read_counters(start, end, step)
-        # The range excludes its start.
-        length = round((end - start) * 1000) - 1
-        function = f"sum_over_time({{}}[{length}ms])"
+        function = f"sum_over_time({{}}[{_exclude_start(end - start)}ms])"
         return await self._read_rule(self.rule, function, end)
 
     async def _describe_gaps(self, usage: Sequence[Charge], start: float, step: int) -> None:
@@ -388,13 +395,11 @@ class _RangeReader:
             )
 
     async def _ask(self, what: str, query: str, at: float) -> list[ParsedSample]:
+        """Queries what an answer can do without. `what`: for the note if the query fails."""
         try:
             return await self.client.query(query, at)
         except SourceError as error:
-            if what == "allocated":
-                raise
-            name = "methods of usage" if what == "method" else what.replace("_", " ")
-            self.notes.append(f"missing: {name}: {error}")
+            self.notes.append(f"missing: {what}: {error}")
             return []
 
     # Queries
@@ -420,9 +425,11 @@ class _RangeReader:
             covered = sum(count.value for count in counts) * seconds
             if covered >= 0.99 * length:
                 return name
-            before = end - covered - 2 * seconds
-            if covered and not await self._may_have_gpus(before):
-                return name  # the server has no older samples
+
+            # A rule that is as old as the oldest samples covers all that the server has.
+            before_rule = end - covered - 2 * seconds
+            if covered and not await self._may_have_gpus(before_rule):
+                return name
 
         return ""
 
@@ -447,7 +454,13 @@ class _RangeReader:
         queries = self._write_counters(start, end, step)
         asked = []
         for kind, query in queries.items():
-            asked.append(self._ask(kind, query, end))
+            if kind == "allocated":
+                # Without allocated time, there is no bill.
+                asked.append(self.client.query(query, end))
+                continue
+
+            name = "methods of usage" if kind == "method" else kind.replace("_", " ")
+            asked.append(self._ask(name, query, end))
         results = await asyncio.gather(*asked)
         return dict(zip(queries, results, strict=True))
 
@@ -460,7 +473,7 @@ class _RangeReader:
         queries["shares"] = self._write_shares(window)
         queries["method"] = self._write_methods(window)
 
-        length = round((end - start) * 1000) - 1  # milliseconds; excludes the start of the range
+        length = _exclude_start(end - start)
         queries["gpu_seconds"] = self._write_gpu_seconds(length, step)
         if self.server.reads_tokens:
             cluster = self.server.cluster_label
@@ -478,7 +491,7 @@ class _RangeReader:
         return f"group {keys} (last_over_time({series}[{window}]))"
 
     def _write_gpu_seconds(self, length: int, step: int) -> str:
-        """`length`: of the range in milliseconds."""
+        """`length`: see `_exclude_start`."""
         cluster = self.server.cluster_label
         series = select(_GPU_NAMES, self.server.match)
         gpus = f"group {by(cluster, *_GPU_KEYS)} ({series})"
@@ -509,15 +522,14 @@ class _RangeReader:
         # Without the time of all GPUs, nothing is charged as unallocated.
         held = dict(recorded)
         held.pop("gpu_seconds", None)
-        prices = self.prices.at(end)
-        usage = await self._make_usage(held, end - COARSE, end, prices)
+        recent = await self._make_usage(held, end - COARSE, end, self.prices.at(end))
 
         rows = {}
-        groups = group_by(usage, lambda one: name_row(one, self.query))
+        groups = group_by(recent, lambda charged: name_row(charged, self.query))
         for name, group in groups.items():
             amounts = sum_charges(group)
             cost = None
-            if any(one.currency for one in group):
+            if any(charged.currency for charged in group):
                 cost = round(scale_bill(amounts.cost, COARSE, HOUR), 2)
             rows[name] = {
                 "gpus": round(amounts.allocated_seconds / COARSE, 2),
@@ -534,12 +546,13 @@ class _RangeReader:
     ) -> list[StepCharge]:
         """Reads busy time and tokens of the last hours, to separate the two kinds of tokens."""
         accounts: dict[ClusterPod, UsageAccount] = {}
-        for one in usage:
-            account = one.account
-            if one.amounts.token_seconds and account.pod:
+        for charged in usage:
+            account = charged.account
+            if charged.amounts.token_seconds and account.pod:
                 pod = account.namespace, account.pod
-                accounts[one.cluster, pod] = account
+                accounts[charged.cluster, pod] = account
 
+        # Each step is queried at its end.
         since = max(start, end - _TOKEN_SECONDS)
         first = ceil_time(since, COARSE) + COARSE
         last = floor_time(end, COARSE)
@@ -555,8 +568,8 @@ class _RangeReader:
 
         steps = []
         for at, step in sorted(vectors.items()):
-            for one in _make_token_charges(step, self.server.cluster_label, accounts):
-                steps.append((at // COARSE, one))
+            for charged in _make_token_charges(step, self.server.cluster_label, accounts):
+                steps.append(StepCharge(at // COARSE, charged))
         return steps
 
     async def _query_token_steps(
@@ -594,23 +607,24 @@ class _RangeReader:
     # Names of pods
 
     async def _read_accounts(
-        self, keys: Sequence[_HolderKey], samples: Iterable[ParsedSample], start: float, end: float
+        self,
+        keys: Sequence[_HolderKey],
+        method_samples: Iterable[ParsedSample],
+        window: str,
+        end: float,
     ) -> dict[_HolderKey, UsageAccount]:
-        """Returns the account of each holder, with owner, requested label and methods.
-
-        `samples`: of the methods of measurement.
-        """
-        window = f"{round(end - start)}s"
+        """Returns the account of each holder, with owner, requested label and methods."""
         labels: dict[ClusterPod, str] = {}
         if self.query.label:
             labels = await self._read_labels(self.query.label, window, end)
 
         owners = await self._read_owners(keys, window, end)
-        methods_of = self._group_methods(samples)
+        methods_of = self._group_methods(method_samples)
         accounts = {}
         for key in keys:
             workload = key.workload
             pod = key.cluster, workload.pod_name
+            # A pod's name is its account, also after a restart.
             ids = (workload.job, workload.uid, workload.container_id)
             if workload.pod:
                 ids = ("", "", "")
@@ -670,6 +684,7 @@ class _RangeReader:
             labels = sample.labels
             cluster = self.server.cluster_of(labels)
             device = cluster, read_gpu_id(labels), labels.get("GPU_I_ID", "")
+            # Only recording rules have holders and methods in one series.
             key = self._read_key(labels) or device
             methods[key].add(labels.get("method", ""))
         return methods
@@ -707,15 +722,17 @@ class _RangeReader:
     async def _make_usage(
         self, vectors: Vectors, start: float, end: float, prices: Prices
     ) -> list[Charge]:
+        window = f"{round(end - start)}s"
         holders = self._find_holders(vectors)
         methods = vectors.get("method", ())
-        accounts = await self._read_accounts(list(holders), methods, start, end)
-        gpu_prices = await self._read_gpu_prices(prices, start, end)
+        accounts = await self._read_accounts(list(holders), methods, window, end)
+        gpu_prices = await self._read_gpu_prices(prices, window, end)
         find_model = partial(self._find_model, prices=prices, gpu_prices=gpu_prices)
-        unheld = _add_by_model(vectors.get("gpu_seconds", ()), find_model)
-        joules = _add_by_model(vectors.get("unattributed_energy", ()), find_model)
+        # All time of the GPUs, from which the time of holders is subtracted.
+        rest_seconds = _add_by_model(vectors.get("gpu_seconds", ()), find_model)
+        rest_joules = _add_by_model(vectors.get("unattributed_energy", ()), find_model)
         tokens = read_tokens(vectors, self.server.cluster_label)
-        sums = self._add_by_holder(vectors)
+        sums_of_holders = self._add_by_holder(vectors)
 
         usage = []
         for key, sample in holders.items():
@@ -723,16 +740,16 @@ class _RangeReader:
             profile = sample.labels.get("GPU_I_PROFILE", "")
             pod = key.cluster, key.workload.pod_name
             served = tokens.get(pod)
-            time = _make_time(sums[key])
+            time = _make_time(sums_of_holders[key])
             charged = _charge_holder(accounts[key], model, profile, time, served)
             usage.append(charged)
             if served is not None:
                 # The tokens are those of the pod, not of a GPU: its first GPU gets all of them.
                 tokens[pod] = replace(served, prompt=0.0, generated=0.0)
-            if model in unheld:
-                unheld[model] -= charged.amounts.allocated_seconds
+            if model in rest_seconds:
+                rest_seconds[model] -= charged.amounts.allocated_seconds
 
-        usage += _charge_rests(unheld, joules)
+        usage += _charge_rests(rest_seconds, rest_joules)
         return sorted(usage)  # makes rounding independent of the order of query results
 
     def _find_holders(self, vectors: Vectors) -> dict[_HolderKey, ParsedSample]:
@@ -745,7 +762,7 @@ class _RangeReader:
         return holders
 
     async def _read_gpu_prices(
-        self, prices: Prices, start: float, end: float
+        self, prices: Prices, window: str, end: float
     ) -> dict[tuple[str, str], Prices]:
         """Returns prices by cluster and GPU, if they depend on node labels.
 
@@ -754,7 +771,6 @@ class _RangeReader:
         if not prices.nodes or self.rule:
             return {}
 
-        window = f"{round(end - start)}s"
         ask = partial(self._ask, at=end)
         labels_of_nodes = await read_node_labels(ask, self.server, prices.label_names, window)
 
@@ -797,7 +813,9 @@ class _RangeReader:
         return sums
 
     def _read_key(self, labels: Mapping[str, str]) -> _HolderKey | None:
+        """Returns None if the series has no holder."""
         cluster = self.server.cluster_of(labels)
+        # The other series are of recording rules, which have the owner instead of a pod.
         if "kind" not in labels:
             workload = read_workload(labels)
             if workload is None:
@@ -810,6 +828,7 @@ class _RangeReader:
         job = labels.get("hpc_job", "")
         owner: WorkloadOwner | None = WorkloadOwner(kind, name)
         workload = Workload(namespace, job=job)
+        # A pod without an owner stands for itself.
         if kind == "Pod":
             owner = None
             workload = Workload(namespace, name, job=job)
@@ -834,7 +853,7 @@ def _make_time(sums: Mapping[str, float]) -> HeldTime:
         busy_max=sums.get("busy_max"),
         idle=None if idle is None else idle / share,
         waited=sums.get("waited"),
-        joules=sums.get("energy", 0.0),
+        joules=sums.get("energy"),
         underused=sums.get("underused"),
     )
 
@@ -873,9 +892,9 @@ def _charge_rests(
 ) -> list[Charge]:
     """Charges what no holder had."""
     rests = []
-    for gpu, left in seconds.items():
+    for gpu, rest_seconds in seconds.items():
         price = gpu.prices.of(gpu.model).gpu_hour
-        amounts = charge_rest(left, 1.0, 0.0, price)
+        amounts = charge_rest(rest_seconds, size=1.0, held_seconds=0.0, price=price)
         rest = Charge(
             UNALLOCATED,
             amounts=amounts._replace(energy_joules=joules.get(gpu, 0.0)),
@@ -894,13 +913,14 @@ def _make_token_charges(
     tokens = read_tokens(step, cluster_label)
     for sample in step.get(_BUSY, ()):
         labels = sample.labels
+        cluster = labels.get(cluster_label, "")
         name = labels.get("namespace", ""), labels.get("pod", "")
-        key = labels.get(cluster_label, ""), name
-        if key in tokens and key in accounts:
-            counted = tokens[key].tokens
+        pod = cluster, name
+        if pod in tokens and pod in accounts:
+            counted = tokens[pod].tokens
             amounts = Amounts(
                 busy_seconds=sample.value,
                 prompt_tokens=counted.prompt,
                 generated_tokens=counted.generated,
             )
-            yield Charge(accounts[key], amounts=amounts, cluster=key[0])
+            yield Charge(accounts[pod], amounts=amounts, cluster=cluster)

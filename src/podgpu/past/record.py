@@ -52,6 +52,7 @@ def make_gpu_samples(state: ClusterState) -> list[GpuSample]:
 def _record_gpu(
     gpu: DeviceState, node: NodeEntry, held: Mapping[str, list[HeldPart]], state: ClusterState
 ) -> Iterator[GpuSample]:
+    # Of processes of users. They have no series, so their energy is a part of the unattributed one.
     users_joules = 0.0
     for instance, size in divide_gpu(gpu):
         key = key_of(gpu, instance)
@@ -62,11 +63,15 @@ def _record_gpu(
             if not part.holder.has_labels:
                 users_joules += charged.amounts.energy_joules
 
-        # If the node is silent, the holders are unknown.
+        # A device that the last round did not have has no time to charge yet. If the node is
+        # silent, the holders are unknown.
         if key in node.rest and not node.silent:
             price = device_price(node.prices, gpu, instance, size)
+            held_seconds = sum(charged.amounts.allocated_seconds for charged in charges)
             is_used = is_used_unheld(gpu, held)
-            rest = _charge_rest(gpu, key, node, size, price, charges, users_joules, is_used)
+            rest = charge_rest(node.seconds, size, held_seconds, price, is_used)
+            joules = _find_rest_joules(gpu, node.rest[key], rest)
+            rest = rest._replace(energy_joules=max(0.0, joules - users_joules))
             if any(rest):
                 currency = "" if price is None else state.prices.currency
                 charges.append(Charge(UNALLOCATED, amounts=rest, currency=currency))
@@ -90,6 +95,7 @@ def _record_conditions(
     for condition in gpu.conditions:
         text, _ = describe_condition(condition)
         since = condition.since
+        # Begins with this round, with which the spans of its holders end (see `_find_runs`).
         if condition.name == NODE_GONE:
             since = None
         yield ConditionRecord(condition.name, text, since)
@@ -104,6 +110,7 @@ def _record_conditions(
 def _charge_holders(
     parts: Sequence[HeldPart], node: NodeEntry, state: ClusterState
 ) -> Iterator[Charge]:
+    # The values of a sole holder are usually those of the GPU, which are stored anyway.
     are_different = len(parts) > 1 or any(map(_differs, parts))
     has_own_figures = are_different and not node.stale
     for part in parts:
@@ -139,33 +146,18 @@ def _complete(spent: HeldTime, part: HeldPart, at: float) -> HeldTime:
         idle = estimate_idle(part, spent.held, at)
 
     joules = spent.joules
+    # Without `usage`, the exporter counts no energy of holders at all.
     if joules is None and part.gpu.usage is None:
         joules = _watts(part.gpu) * part.gpu_fraction * spent.held
 
     return spent._replace(busy=busy, idle=idle, joules=joules)
 
 
-def _charge_rest(
-    gpu: DeviceState,
-    key: str,
-    node: NodeEntry,
-    size: float,
-    price: float | None,
-    charges: Sequence[Charge],
-    users_joules: float,
-    is_used: bool,
-) -> Amounts:
-    """Charges what no holder had. `is_used`: something ran on the GPU nevertheless.
-
-    `users_joules`: the energy of containers that use the GPU without holding it. It is a part of
-    the unattributed energy.
-    """
-    held_seconds = sum(one.amounts.allocated_seconds for one in charges)
-    rest = charge_rest(node.seconds, size, held_seconds, price, is_used)
-    joules = node.rest[key] or 0.0
+def _find_rest_joules(gpu: DeviceState, unattributed: float | None, rest: Amounts) -> float:
+    """Returns the energy of what no holder had. Without `usage`, it is estimated, as of holders."""
     if gpu.usage is None:
-        joules = _watts(gpu) * rest.allocated_seconds
-    return rest._replace(energy_joules=max(0.0, joules - users_joules))
+        return _watts(gpu) * rest.allocated_seconds
+    return unattributed or 0.0
 
 
 def _watts(gpu: DeviceState) -> float:
@@ -199,11 +191,12 @@ def _figures(gpu: DeviceState, instance: MigInstance | None) -> Figures | None:
 
 
 def _differs(part: HeldPart) -> bool:
+    """Returns whether a holder's own use differs from that of its device."""
     own = part.holder.known_usage.utilization_ratio
     if own is None:
         return False
-    whole = device_utilization(part.device)
-    return whole is None or abs(whole - own) > _OWN_DIFFERENCE
+    of_device = device_utilization(part.device)
+    return of_device is None or abs(of_device - own) > _OWN_DIFFERENCE
 
 
 def _describe_limit(state: ClusterState) -> Iterator[Note]:

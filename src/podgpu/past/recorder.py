@@ -77,7 +77,7 @@ class HistoryRecorder:
         # made with the former clock or in the former store. Short: no file is read or written.
         self._lock = threading.Lock()
         self._store = HistoryStore()
-        self._books = BookClock(self._clock)
+        # The next attempt to open the file. Infinite if it is open, or if there is none.
         self._reopen_at = self._clock.monotonic() if self._path else float("inf")
         self._reopen()
         self._books = BookClock(self._clock, self._store.last_round)
@@ -105,9 +105,9 @@ class HistoryRecorder:
                 return False
 
             moment = self._books.read()
-            if moment.settles is not None:
-                self._store.settle_unwritten(moment.settles)
-                self._shifts.append(moment.settles)
+            if moment.settled_shift is not None:
+                self._store.settle_unwritten(moment.settled_shift)
+                self._shifts.append(moment.settled_shift)
 
         is_written = self._try(lambda: self._write(moment, latest))
         with self._lock:
@@ -139,7 +139,7 @@ class HistoryRecorder:
             self._report(f"{error}; values are not stored until this is solved")
             return False
 
-        if self._path is not None and self._reopen_at == float("inf"):
+        if not self.is_in_memory:
             self._report("")
 
         return True
@@ -182,12 +182,14 @@ class HistoryRecorder:
     @property
     def is_in_memory(self) -> bool:
         """True also while the file cannot be opened."""
-        return self._reopen_at != float("inf") or self._path is None
+        is_file_missing = self._reopen_at != float("inf")
+        return self._path is None or is_file_missing
 
     def warnings(self) -> tuple[Note, ...]:
         """Warnings to show on the page."""
         notes = []
         if self._problem:
+            # `_report` has logged it.
             notes.append(Note("history file", self._problem, is_logged=True))
         jump = self._books.jump
         if jump:
@@ -220,16 +222,7 @@ class HistoryRecorder:
             self._store = store
 
         self._report("")
-        old = []
-        for pattern in _OLD_FILES:
-            old += [path.name for path in self._path.parent.glob(pattern)]
-
-        if old:
-            _log.warning(
-                "history: files of podgpu 0.1 or 0.2 in %s are not read: %s",
-                self._path.parent,
-                ", ".join(sorted(old)),
-            )
+        _warn_of_old_files(self._path.parent)
 
     def _report(self, problem: str) -> None:
         if problem and problem != self._problem:
@@ -252,8 +245,10 @@ class HistoryRecorder:
             except Exception:  # noqa: BLE001 - outermost frame of a thread; podgpu continues
                 _log.exception("unexpected error while storing history; please report it")
                 stored = True
-            until_next = FINE - self._books.now % FINE
-            self._stopping.wait(until_next if stored else min(until_next, _EMPTY_RETRY_SECONDS))
+            pause = FINE - self._books.now % FINE
+            if not stored:
+                pause = min(pause, _EMPTY_RETRY_SECONDS)
+            self._stopping.wait(pause)
 
     def reload(self) -> None: ...
 
@@ -261,6 +256,7 @@ class HistoryRecorder:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS)
+        # A thread that hangs in a file system keeps the store.
         if self._thread is None or not self._thread.is_alive():
             if self._latest is not None:
                 self.record()
@@ -282,3 +278,16 @@ class HistoryRecorder:
                 raise SourceError("history_unreadable", str(error)) from error
 
         return await asyncio.to_thread(ask)
+
+
+def _warn_of_old_files(folder: Path) -> None:
+    old = []
+    for pattern in _OLD_FILES:
+        old += [path.name for path in folder.glob(pattern)]
+
+    if old:
+        _log.warning(
+            "history: files of podgpu 0.1 or 0.2 in %s are not read: %s",
+            folder,
+            ", ".join(sorted(old)),
+        )

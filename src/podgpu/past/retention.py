@@ -79,13 +79,13 @@ class Deletion:
         self._expire_rows("usage", HOUR, keep.usage_per_hour, now)
         is_day_over = self._expire_rows("usage", DAY, keep.usage, now)
 
-        oldest = fetch_value(self._db, "SELECT min(time) FROM round")
-        self._db.execute("DELETE FROM span WHERE ended < ?", (oldest,))
+        oldest_round = fetch_value(self._db, "SELECT min(time) FROM round")
+        self._db.execute("DELETE FROM span WHERE ended < ?", (oldest_round,))
 
-        hours = keep.load // HOUR - 1
+        most_hours = keep.load // HOUR
         sql = _OLDEST_KEPT.format(table="period")
-        since = fetch_value(self._db, sql, HOUR, round(now), hours)
-        self._db.execute("DELETE FROM load WHERE time < ?", (since,))
+        load_since = fetch_value(self._db, sql, HOUR, round(now), most_hours - 1)
+        self._db.execute("DELETE FROM load WHERE time < ?", (load_since,))
 
         if is_day_over:
             self._delete_unused_names()
@@ -108,25 +108,29 @@ class Deletion:
         self._delete_oldest("usage", DAY, DAY, max_bytes)
 
     def _expire_rows(self, table: str, resolution: int, seconds: int, now: float) -> bool:
-        """Deletes the oldest rows, but at most those of one day. Returns whether there are any."""
-        most = seconds // resolution
+        """Deletes the oldest rows, but at most those of one day, because that takes time.
+
+        Returns whether there were any.
+        """
+        most_times = seconds // resolution
         sql = _OLDEST_KEPT.format(table=_TIMES_OF[table])
-        since = fetch_value(self._db, sql, resolution, round(now), most - 1)
+        keep_since = fetch_value(self._db, sql, resolution, round(now), most_times - 1)
         oldest = self._fetch_oldest(table, resolution)
-        if since is None or oldest is None or oldest >= since:
+        if keep_since is None or oldest is None or oldest >= keep_since:
             return False
 
-        until = min(since, oldest + DAY)
+        until = min(keep_since, oldest + DAY)
         self._delete_rows(table, resolution, until)
         return True
 
-    def _delete_rows(self, table: str, resolution: int, since: int) -> None:
-        times = _TIMES_OF[table]
+    def _delete_rows(self, table: str, resolution: int, until: int) -> None:
+        """Deletes the rows before `until`, and the list of their times."""
         if table == "usage":
             # The rows of an hour, or of a day, are deleted together.
-            since = floor_time(since, _COARSER.get(resolution, resolution))
-            self._db.execute(_KEEP_SINCE, (resolution, since))
+            until = floor_time(until, _COARSER.get(resolution, resolution))
+            self._db.execute(_KEEP_SINCE, (resolution, until))
 
+        times = _TIMES_OF[table]
         deleted = [(table, resolution), (times, resolution)]
         # Times of hours are kept as long as their days: they say which days are complete.
         if (table, resolution) == ("usage", HOUR):
@@ -134,9 +138,9 @@ class Deletion:
         elif (table, resolution) == ("usage", DAY):
             deleted.append((times, HOUR))
 
-        for name, of in deleted:
+        for name, row_resolution in deleted:
             sql = f"DELETE FROM {name} WHERE resolution = ? AND time < ?"
-            self._db.execute(sql, (of, since))
+            self._db.execute(sql, (row_resolution, until))
 
     def _delete_oldest(self, table: str, resolution: int, length: int, max_bytes: int) -> None:
         while self._exceeds(max_bytes):
@@ -175,10 +179,10 @@ class Deletion:
         sql = "SELECT node, count(*) FROM account GROUP BY node"
         counts: dict[str, int] = dict(self._db.execute(sql).fetchall())
         total = sum(counts.values())
+        other_nodes = max(1, len(counts) - 1)
         for node, number in counts.items():
-            other_count = max(1, len(counts) - 1)
-            others = (total - number) / other_count
-            share = max(_MIN_SHARE, round(_MAX_TIMES_OTHERS * others))
+            mean_of_others = (total - number) / other_nodes
+            share = max(_MIN_SHARE, round(_MAX_TIMES_OTHERS * mean_of_others))
             if number > share:
                 _log.warning(
                     "the history is full, and %s has %d of %d accounts: its newest go",

@@ -185,7 +185,7 @@ def split_account(row: Sequence[Any]) -> tuple[UsageAccount, Sequence[Any]]:
     return UsageAccount(*row[:number]), row[number:]
 
 
-def fetch_value(db: sqlite3.Connection, sql: str, *parameters: int) -> Any:
+def fetch_value(db: sqlite3.Connection, sql: str, *parameters: float) -> Any:
     """Returns the only value of the only row. None if there is no row."""
     row = db.execute(sql, parameters).fetchone()
     if row is None:
@@ -223,7 +223,7 @@ def _copy(db: sqlite3.Connection, path: Path) -> None:
     copy = Path(f"{path}{_COPY_SUFFIX}")
     partial = Path(f"{copy}.partial")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    # The conversion is tried again every minute while the disk is full.
+    # The conversion is tried again every minute while the disk is full. One copy is enough.
     if copy.exists() and filecmp.cmp(path, copy):
         return
 

@@ -19,7 +19,15 @@ from podgpu.errors import UsageError
 from podgpu.known import select_known
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import PodName, Workload, group_by
-from podgpu.past.schema import COARSE, FINE, GPU_ITSELF, HOLDER, ceil_time, floor_time
+from podgpu.past.schema import (
+    COARSE,
+    FINE,
+    GPU_ITSELF,
+    HOLDER,
+    ceil_time,
+    fetch_value,
+    floor_time,
+)
 
 MAX_POINTS = 500
 MAX_DEVICES = 64  # of a job; 64 devices with 500 points are about 1 MB of JSON
@@ -112,17 +120,21 @@ def parse_range(text: str, name: str = "range") -> int:
 
     `name`: of the parameter, for the error message.
     """
-    found = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text, re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"([1-9]\d{0,3})([mhdw])", text, re.ASCII)
+    if match is None:
         raise UsageError(
             f"{name}={text[:40]!a}: write a length of time, such as 30m, 1h, 24h, 7d or 12w",
             parameter=name,
         )
-    return int(found[1]) * _UNITS[found[2]]
+    number, unit = match.groups()
+    return int(number) * _UNITS[unit]
 
 
 def parse_time(query: Mapping[str, str], name: str, most: float = 1e11) -> float | None:
-    """Returns a Unix time of the query, or None if it is not given. Raises UsageError."""
+    """Returns a Unix time of the query, or None if it is not given. Raises UsageError.
+
+    `most`: later times are refused. By default the year 5138, because dates end with 9999.
+    """
     if name not in query:
         return None
 
@@ -198,14 +210,14 @@ def make_pod_history(namespace: str, pod: str, gpus: Sequence[GpuHistory]) -> Po
     """Combines the histories of a pod's GPUs. None if there are none."""
     if not gpus:
         return None
-    name = (namespace, pod)
-    fields = _combine([_PodsDevice(gpu, {name}) for gpu in gpus])
+    pods = {(namespace, pod)}
+    fields = _combine([_PodsDevice(gpu, pods) for gpu in gpus])
     return PodHistory(namespace=namespace, pod=pod, **fields)
 
 
 class _PodsDevice(NamedTuple):
     history: GpuHistory
-    pods: Set[PodName]  # that held it, of all its holders
+    pods: Set[PodName]  # whose history it is. Other pods may have held it, too
 
 
 def _combine(held: Sequence[_PodsDevice]) -> JSON:
@@ -249,7 +261,7 @@ def _select_marks(gpu: GpuHistory, own: Sequence[HolderSpan]) -> Iterator[Mark]:
 def _overlap(mark: Mark, span: HolderSpan) -> bool:
     mark_start = mark.at
     if mark.condition == NODE_GONE:
-        # If the node is gone, the holder's span ends when this condition begins.
+        # A holder's span ends when its node is gone. The second before overlaps with the span.
         mark_start -= 1
     mark_end = math.inf if mark.until is None else mark.until
     span_end = span.to or math.inf
@@ -375,9 +387,10 @@ def _add_series(histories: Sequence[Series]) -> dict[str, Values]:
     """Adds up what several pods of a job did on one device, such as before and after a restart."""
     added: dict[str, Values] = {}
     for name in Figures._fields:
+        lines = [history[name] for history in histories]
         values: list[float | None] = []
-        for step in zip(*(history[name] for history in histories), strict=True):
-            known = select_known(step)
+        for values_of_step in zip(*lines, strict=True):
+            known = select_known(values_of_step)
             values.append(_unite_values(name, known) if known else None)
         added[name] = values
 
@@ -407,19 +420,17 @@ def _choose_window(db: sqlite3.Connection, start: float, end: float) -> dict[str
 
     These are its start and end, the resolution to read, and the step.
     """
-    oldest = db.execute(_OLDEST, (start, end)).fetchone()
+    oldest_resolution = fetch_value(db, _OLDEST, start, end)
     # A short range is read from 15 s samples, if they go back far enough.
     is_short = end - start <= MAX_POINTS * FINE
-    is_fine = is_short and oldest != (COARSE,)
+    is_fine = is_short and oldest_resolution != COARSE
     resolution = FINE if is_fine else COARSE
     first = floor_time(start, resolution)
     last = ceil_time(end, resolution)
     steps_per_point = -(-(last - first) // (resolution * MAX_POINTS))  # rounded up
     step = resolution * steps_per_point
-    if is_fine:
-        rolled_up = last
-    else:
-        [rolled_up] = db.execute(_ROLLED_UP).fetchone()
+    # 15 s samples that are newer are read, too, because they have no 5-minute means yet.
+    rolled_up = last if is_fine else fetch_value(db, _ROLLED_UP)
 
     return {
         "resolution": resolution,
@@ -447,8 +458,8 @@ def _read_history(db: sqlite3.Connection, row: Sequence[Any], window: dict[str, 
             series[name][point] = mean
 
     holders = []
-    for held_from, held_to, *names in db.execute(_HOLDERS, parameters):
-        holders.append(HolderSpan(*names, from_=held_from, to=held_to))
+    for started, ended, *names in db.execute(_HOLDERS, parameters):
+        holders.append(HolderSpan(*names, from_=started, to=ended))
 
     return GpuHistory(
         uuid=uuid,

@@ -38,7 +38,7 @@ SELECT start, account AS id, currency, {_SUMS_OF_PARTS} FROM ({{windows}})
 GROUP BY {{by}}account, currency"""
 _CHARGES = f"""
 SELECT start, {{fields}}, currency, {SUMS} FROM account JOIN ({_ACCOUNTS}) USING (id)
-GROUP BY {{names}} ORDER BY {{names}}"""
+GROUP BY {{positions}} ORDER BY {{positions}}"""
 # Much faster if many accounts have one row: few sums are sorted and joined.
 _ROWS_OF_WINDOW = f"""
 SELECT {{step}} AS start, {{fields}}, currency, {SUMS}, ? AS part
@@ -46,7 +46,7 @@ FROM usage JOIN account ON account.id = usage.account
 WHERE resolution = ? AND time >= ? AND time < ? GROUP BY {{by}}{{keys}}, currency"""
 _CHARGES_OF_ROWS = f"""
 SELECT start, {", ".join(ACCOUNT_COLUMNS)}, currency, {_SUMS_OF_PARTS} FROM ({{windows}})
-GROUP BY {{names}} ORDER BY {{names}}"""
+GROUP BY {{positions}} ORDER BY {{positions}}"""
 _ENGINES = f"""
 SELECT DISTINCT account FROM usage
 WHERE resolution IN ({OPEN}, {UNSETTLED}, {DAY}) AND token_seconds > 0"""
@@ -63,22 +63,22 @@ _USAGE_START = f"""
 SELECT (SELECT min(time) FROM usage WHERE resolution = {DAY}), (SELECT min(time) FROM round)"""
 
 
-StepCharge = tuple[int, Charge]
-"""With the number or the start of a step."""
+class StepCharge(NamedTuple):
+    step: int  # number of 5 minutes since 1970, or start of the hour or day
+    charge: Charge
 
 
 class Grouping(NamedTuple):
     """Which accounts the database adds up."""
 
-    condition: str = "FALSE"  # SQL; True for accounts that are added up
+    condition: str = "FALSE"  # SQL; true for accounts that are added up
     kept: frozenset[str] = frozenset()  # fields that must be equal; the others become empty
 
     @property
     def fields(self) -> str:
         columns = []
         for name in ACCOUNT_COLUMNS:
-            is_kept = name in self.kept
-            if is_kept:
+            if name in self.kept:
                 columns.append(name)
             else:
                 columns.append(f"iif({self.condition}, '', {name}) AS {name}")
@@ -86,7 +86,7 @@ class Grouping(NamedTuple):
 
     @property
     def keys(self) -> str:
-        """Few, because each makes sorting slower. The id stands for all fields."""
+        """SQL of the columns to group by. Few, because each makes sorting slower."""
         account = f"iif({self.condition}, 0, account.id)"
         return ", ".join([*sorted(self.kept), account])
 
@@ -97,20 +97,24 @@ SINGLE = Grouping()  # each account by itself
 class _Window(NamedTuple):
     """Rows of one resolution."""
 
-    part: float  # how much of the usage counts
+    part: float  # fraction of the usage that counts
     resolution: int
     start: int
     end: int
 
 
-def read_range(db: Connection, start: float, end: float) -> tuple[int, int, list[Charge]]:
-    """Returns start, end and charges.
+class _Period(NamedTuple):
+    start: float
+    end: float
 
-    Start and end are extended to whole stored steps: 5 minutes, hours or days.
+
+def read_range(db: Connection, start: float, end: float) -> list[Charge]:
+    """Returns the charges of all stored steps (5 minutes, hours or days) that are in the period.
+
+    Steps that are only partly in the period count as a whole.
     """
-    first, last, windows = _list_windows(db, start, end, DAY)
-    charges = [charge for _, charge in _read_windows(db, windows)]
-    return first, last, charges
+    windows = _list_windows(db, _Period(start, end), DAY)
+    return [charge for _, charge in _read_windows(db, windows)]
 
 
 def read_charges(
@@ -121,7 +125,7 @@ def read_charges(
     A stored step that is only partly in the period is split in proportion to the time. So a
     constant load has the same sum at any time, and periods that meet share no usage.
     """
-    windows = _split_windows(db, start, end, now, DAY)
+    windows = _split_windows(db, _Period(start, end), now, DAY)
     return [charge for _, charge in _read_windows(db, windows, grouping=grouping)]
 
 
@@ -153,7 +157,8 @@ def read_token_steps(
     steps = []
     for step, *row in db.execute(sql, parameters):
         account, amounts = split_account(row)
-        steps.append((step, Charge(account, amounts=Amounts(*amounts))))
+        charge = Charge(account, amounts=Amounts(*amounts))
+        steps.append(StepCharge(step, charge))
 
     return steps
 
@@ -165,11 +170,11 @@ def read_steps(
 
     Hours must be kept from `start` on.
     """
-    windows = _split_windows(db, start, end, now, step)
-    step_start = f"time / {step} * {step}"
+    windows = _split_windows(db, _Period(start, end), now, step)
+    step_sql = f"time / {step} * {step}"
     steps: dict[int, list[Charge]] = {}
-    for time, charge in _read_windows(db, windows, step_start, grouping):
-        steps.setdefault(time, []).append(charge)
+    for step_start, charge in _read_windows(db, windows, step_sql, grouping):
+        steps.setdefault(step_start, []).append(charge)
     return steps
 
 
@@ -186,59 +191,59 @@ def read_usage_start(db: Connection) -> int | None:
 def _read_windows(
     db: Connection, windows: Sequence[_Window], step: str = "NULL", grouping: Grouping = SINGLE
 ) -> Iterable[StepCharge]:
-    """Yields the start of the step and a charge. `step`: the start as SQL, or NULL."""
+    """Adds up each account by step. `step`: its start as SQL, or NULL for one sum of all steps."""
     sql = _write_sum(len(windows), step, grouping)
     parameters = list(chain.from_iterable(windows))
-    for time, *row in db.execute(sql, parameters):
+    for step_start, *row in db.execute(sql, parameters):
         account, (currency, *amounts) = split_account(row)
-        yield time, Charge(account, amounts=Amounts(*amounts), currency=currency)
+        charge = Charge(account, amounts=Amounts(*amounts), currency=currency)
+        yield StepCharge(step_start, charge)
 
 
-def _write_sum(windows: int, step: str, grouping: Grouping) -> str:
-    """`windows`: how many. `step`: see `_read_windows`."""
+def _write_sum(number_of_windows: int, step: str, grouping: Grouping) -> str:
+    """Returns SQL whose parameters are the windows. `step`: see `_read_windows`."""
     window = _WINDOW
     charges = _CHARGES
     if grouping != SINGLE:
         window = _ROWS_OF_WINDOW
         charges = _CHARGES_OF_ROWS
 
-    numbers = range(1, len(ACCOUNT_COLUMNS) + 3)
+    # SQLite also groups and sorts by the positions of columns: here start, account and currency.
+    positions = range(1, len(ACCOUNT_COLUMNS) + 3)
     parts = {
         # To group by a constant, too, takes 10 % more time.
         "by": "" if step == "NULL" else "start, ",
         "fields": grouping.fields,
         "keys": grouping.keys,
-        "names": ", ".join(map(str, numbers)),
+        "positions": ", ".join(map(str, positions)),
     }
-    rows = [window.format(step=step, **parts)] * windows
-    return charges.format(windows=" UNION ALL ".join(rows), **parts)
+    sums = [window.format(step=step, **parts)] * number_of_windows
+    return charges.format(windows=" UNION ALL ".join(sums), **parts)
 
 
-def _list_windows(
-    db: Connection, start: float, end: float, longest: int
-) -> tuple[int, int, list[_Window]]:
-    """Returns start and end, extended to whole stored steps, and the rows to add up.
+def _list_windows(db: Connection, period: _Period, coarsest: int) -> list[_Window]:
+    """Returns the rows to add up. The period is extended to whole stored steps.
 
-    `longest`: the coarsest rows to read, HOUR or DAY.
+    `coarsest`: the coarsest rows to read, HOUR or DAY.
     """
     kept_since = dict(db.execute("SELECT resolution, since FROM kept").fetchall())
-    first_resolution = _find_resolution(start, kept_since)
-    first = floor_time(start, first_resolution)
+    first_resolution = _find_resolution(period.start, kept_since)
+    first = floor_time(period.start, first_resolution)
     # The last hour is read from 5-minute rows only if they are kept from its start on.
-    last_hour_start = max(first, floor_time(end, HOUR))
+    last_hour_start = max(first, floor_time(period.end, HOUR))
     last_resolution = _find_resolution(last_hour_start, kept_since)
-    last = ceil_time(end, last_resolution)
+    last = ceil_time(period.end, last_resolution)
 
-    # Open rows are in none of the others.
     first_hour = min(ceil_time(first, HOUR), last)
     last_hour = max(floor_time(last, HOUR), first_hour)
     first_day = last_hour
-    if longest == DAY:
+    if coarsest == DAY:
         first_day = min(ceil_time(first_hour, DAY), last_hour)
 
     last_day = max(floor_time(last_hour, DAY), first_day)
 
-    windows = [
+    return [
+        # Open and unsettled rows are not included in coarser rows yet.
         _Window(1.0, OPEN, first, last),
         _Window(1.0, UNSETTLED, first, last),
         _Window(1.0, COARSE, first, first_hour),
@@ -247,7 +252,6 @@ def _list_windows(
         _Window(1.0, HOUR, last_day, last_hour),
         _Window(1.0, COARSE, last_hour, last),
     ]
-    return first, last, windows
 
 
 def _find_resolution(time: float, kept_since: Mapping[int, int]) -> int:
@@ -258,44 +262,49 @@ def _find_resolution(time: float, kept_since: Mapping[int, int]) -> int:
     return DAY
 
 
-def _split_windows(
-    db: Connection, start: float, end: float, now: float, longest: int
-) -> list[_Window]:
+def _split_windows(db: Connection, period: _Period, now: float, coarsest: int) -> list[_Window]:
+    """Returns the rows to add up. At the start and the end, only parts of their usage count."""
     since = read_usage_start(db)
-    recorded = (start if since is None else since, now)
-    _, _, windows = _list_windows(db, start, end, longest)
+    recorded = _Period(period.start if since is None else since, now)
     parts: list[_Window] = []
-    for window in windows:
-        parts.extend(_split_window(window, start, end, recorded))
+    for window in _list_windows(db, period, coarsest):
+        parts.extend(_split_window(window, period, recorded))
     return parts
 
 
-def _split_window(
-    window: _Window, start: float, end: float, recorded: tuple[float, float]
-) -> Iterable[_Window]:
-    """Separates the steps at the start and the end of the range."""
-    since, until = recorded
-    length = max(COARSE, window.resolution)  # open rows are of 5 minutes
-    first_step = floor_time(start, length)
-    last_step = floor_time(end, length)
-    first = max(window.start, first_step)
-    last = min(window.end, ceil_time(end, length))
+def _split_window(window: _Window, period: _Period, recorded: _Period) -> Iterable[_Window]:
+    """Separates the steps in which the period starts and ends."""
+    length = max(COARSE, window.resolution)  # open and unsettled rows are of 5 minutes
+    first_step = floor_time(period.start, length)
+    last_step = floor_time(period.end, length)
+    whole_from = max(window.start, first_step)
+    whole_until = min(window.end, ceil_time(period.end, length))
     for step in sorted({first_step, last_step}):
-        if not first <= step < last:
+        if not whole_from <= step < whole_until:
             continue
 
-        yield window._replace(start=first, end=step)
+        yield window._replace(start=whole_from, end=step)
 
-        recorded_from = max(step, since)
-        if step == since:
-            # The first day may have begun late: its first round is deleted.
-            recorded_from = max(step, start)
+        whole_from = step + length
+        part = _find_part(_Period(step, whole_from), period, recorded)
+        yield window._replace(part=part, start=step, end=whole_from)
 
-        recorded_to = min(step + length, until)
-        counted = min(end, recorded_to) - max(start, recorded_from)
-        whole = recorded_to - recorded_from
-        part = max(0.0, counted / whole) if whole > 0 else 1.0
-        first = step + length
-        yield window._replace(part=part, start=step, end=first)
+    yield window._replace(start=whole_from, end=whole_until)
 
-    yield window._replace(start=first, end=last)
+
+def _find_part(step: _Period, period: _Period, recorded: _Period) -> float:
+    """Returns which fraction of the recorded time of a step is in the period."""
+    recorded_from = max(step.start, recorded.start)
+    if recorded.start == step.start:
+        # The rounds of the oldest day are deleted. Its record may have begun at any time of the
+        # day, so all of its usage counts.
+        recorded_from = max(step.start, period.start)
+
+    recorded_until = min(step.end, recorded.end)
+    recorded_seconds = recorded_until - recorded_from
+    # Usage may be stored for a time without a record, if the clock was corrected.
+    if recorded_seconds <= 0:
+        return 1.0
+
+    counted_seconds = min(period.end, recorded_until) - max(period.start, recorded_from)
+    return max(0.0, counted_seconds / recorded_seconds)

@@ -70,9 +70,9 @@ class SqlitePast(Past):
 
     def _read_savings(self, query: SavingsQuery, db: Connection, now: float) -> SavingsAnswer:
         key = query._replace(is_csv=False), floor_time(now, COARSE)
-        known = self._savings.get(key)
-        if known is not None:
-            return known
+        cached = self._savings.get(key)
+        if cached is not None:
+            return cached
 
         state = self._read_state()
         fleet = read_fleet_load(db, query, now, state)
@@ -80,7 +80,7 @@ class SqlitePast(Past):
         answer.prices = state.prices.source
         answer.simulated = state.simulated
         answer.in_memory = self._recorder.is_in_memory
-        # Before the first round, no pod holds a GPU.
+        # Before the first round, no pod holds a GPU. The next request must not get that answer.
         if not fleet.pods:
             return answer
         if len(self._savings) >= _MAX_SAVINGS:
@@ -143,7 +143,10 @@ class SqlitePast(Past):
 
         self._points = points
 
-        names = set().union(*points.values())
+        names: set[str] = set()
+        for values in points.values():
+            names.update(values)
+
         lines = {}
         for name in sorted(names):
             lines[name] = [values.get(name) for values in points.values()]

@@ -333,27 +333,28 @@ class HistoryStore(HistoryFile):
     def take_over(self, other: HistoryStore) -> None:
         """Adds the usage of another store, which is then closed.
 
-        Used if history was kept in memory, because the file could not be opened. If another process
-        has written to the file meanwhile, the time until its last round is in the file already.
+        Used if history was kept in memory, because the file could not be opened.
         """
+        # If another process has written to the file meanwhile, it has the time until then already.
         recorded_until = self.last_round + FINE
         # A file of the future was written with another clock, so its time is not comparable.
         if recorded_until > other.last_round + FINE + COARSE:
             recorded_until = 0
 
         periods = other._read_written() + other._list_unwritten()
-        self._add_unwritten((one.key, one.amounts_after(recorded_until)) for one in periods)
+        self._add_unwritten((usage.key, usage.amounts_after(recorded_until)) for usage in periods)
         self.write_notices(other.read_notices())
         other.close()
 
     def _read_written(self) -> list[_PeriodUsage]:
         with self.reader() as db:
-            [since] = db.execute("SELECT ifnull(min(time), 0) FROM round").fetchone()
+            since = fetch_value(db, "SELECT ifnull(min(time), 0) FROM round")
             rows = db.execute(_ALL_USAGE).fetchall()
 
         until = self.last_round + FINE
         # Rows of hours and days end where the open rows begin.
-        open_since = min((row[1] for row in rows if row[0] == OPEN), default=until)
+        open_starts = [start for resolution, start, *_ in rows if resolution == OPEN]
+        open_since = min(open_starts, default=until)
         periods = []
         for resolution, start, currency, node, *row in rows:
             kind = UNSETTLED if resolution == UNSETTLED else OPEN
@@ -395,7 +396,7 @@ class HistoryStore(HistoryFile):
             self._db.executemany("INSERT OR REPLACE INTO notice VALUES (?, ?)", changed)
 
     def _reset_caches(self) -> None:
-        """Forgets what may differ from the file, and reads the open spans of the file."""
+        """Clears what may differ from the file, and reads the open spans of the file."""
         self._ids: dict[tuple[object, ...], int] = {}
         self._ids_hour = -1
         self._step = -1
@@ -452,6 +453,7 @@ class HistoryStore(HistoryFile):
             rows.unknown_gpus.add(gpu_id)
 
         for charge in gpu.charges:
+            # Nobody holds it.
             if charge.account == UNALLOCATED:
                 continue
             account_id = self._find_account(charge.account, gpu.node)
@@ -471,6 +473,7 @@ class HistoryStore(HistoryFile):
             span = (gpu_id, account_id, kind, condition.name, condition.message)
             rows.spans[span] = rows.time
             since = condition.since
+            # A time in the future is that of a wrong clock.
             if since is not None and self.last_round - _LATEST < since <= now + 1:
                 rows.spans[span] = round(since)
 
@@ -525,8 +528,8 @@ class HistoryStore(HistoryFile):
             # the last round before.
             ended = self.last_round + FINE
 
-        over = self._open_spans - rows.spans.keys()
-        self._db.executemany(_END_SPAN, [(ended, *span) for span in over])
+        ended_spans = self._open_spans - rows.spans.keys()
+        self._db.executemany(_END_SPAN, [(ended, *span) for span in ended_spans])
 
         self._open_spans = rows.spans.keys()
         self.last_round = rows.time
@@ -541,6 +544,7 @@ class HistoryStore(HistoryFile):
         self._insert_rows(INTO_USAGE, _USAGE_ROW, rows, _ADD_AMOUNTS)
 
     def _close_step(self, now: float) -> None:
+        """Completes the 5 minutes before the current ones."""
         self._make_means(self._step)
         with self._unwritten_lock:
             loads = self._loads.take(self._step)
