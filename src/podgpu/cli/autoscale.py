@@ -15,7 +15,7 @@ import click
 from aiohttp import web
 
 from podgpu.cli.cluster import choose_collector, make_settings
-from podgpu.cli.options import Options, make_command
+from podgpu.cli.options import Options, make_command, split_list
 from podgpu.errors import UsageError
 from podgpu.fleet.round import Cluster
 from podgpu.fleet.settings import ViewSettings, check_window
@@ -97,8 +97,7 @@ def _make_server(options: Options, settings: ViewSettings, stack: ExitStack) -> 
     api = None
     updater = None
     if keda_address is not None:
-        names = map(str.strip, options["keda_client_name"].split(","))
-        client_names = frozenset(filter(None, names))
+        client_names = frozenset(split_list(options["keda_client_name"]))
         scaler = ExternalScaler(store, keda_address, keda_tls, client_names)
     if api_address is not None:
         api, updater = _make_api(options, config, store, stack)

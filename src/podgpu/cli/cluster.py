@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.options import Options, is_set, make_command, naming_option
+from podgpu.cli.options import Options, is_set, make_command, naming_option, split_list
 from podgpu.cli.otlp import read_push_settings
 from podgpu.errors import Note, UsageError, texts_of
 from podgpu.fleet.budgets import read_budgets
@@ -99,9 +99,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         export_tokens=options["export_tokens"],
         max_gpus=_MAX_GPUS,
         hints=tuple(_list_hints(options)),
-        savings_skip_namespaces=frozenset(
-            name.strip() for name in options["savings_skip_namespaces"].split(",")
-        ),
+        savings_skip_namespaces=frozenset(split_list(options["savings_skip_namespaces"])),
     )
 
     with ExitStack() as stack:
@@ -440,7 +438,7 @@ def _uses_api(options: Options) -> bool:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(filter(None, map(str.strip, text.split(","))))
+    names = tuple(split_list(text))
     if not names:
         example = "Hostname,hostname,node,instance"
         raise UsageError(f"--node-label is empty: give at least one label, for example {example}")

@@ -200,6 +200,11 @@ def is_set(ctx: click.Context, parameter: str) -> bool:
     return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT
 
 
+def split_list(text: str) -> list[str]:
+    """Returns the values of an option that are separated by commas. Drops empty ones."""
+    return [value.strip() for value in text.split(",") if value.strip()]
+
+
 def is_kubectl_plugin(ctx: click.Context) -> bool:
     """Returns True in `kubectl podgpu`."""
     return ctx.find_root().info_name == KUBECTL_PROGRAM

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from podgpu.cli.options import Options
+from podgpu.cli.options import Options, split_list
 from podgpu.clock import Clock
 from podgpu.errors import UsageError
 from podgpu.http_client import DEFAULT_TIMEOUT, Access, redact_url
@@ -263,8 +263,7 @@ def _create_source(
     if argument and name in SOURCES and name not in SOURCES_WITH_ARGUMENT:
         raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
 
-    words = map(str.strip, options["nvidia_resource_names"].split(","))
-    resource_names = frozenset(filter(None, words))
+    resource_names = frozenset(split_list(options["nvidia_resource_names"]))
     match name:
         case "annotations":
             return AnnotationsAllocation(api.watch_pods())
