@@ -79,7 +79,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _make_server(options: Options, settings: ViewSettings, stack: ExitStack) -> AutoscaleServer:
-    make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
+    make_collector = choose_collector(options, settings, stack)
     keda_address = options["keda_address"]
     api_address = options["api_address"]
     if keda_address is None and api_address is None:
@@ -115,7 +115,10 @@ def _make_api(
     stack.callback(watcher.close)
 
     def find_proxy() -> FrontProxy | None:
-        return next(iter(watcher.items()), None)
+        # The field selector matches at most one object.
+        for proxy in watcher.items():
+            return proxy
+        return None
 
     certificate = Pem(file=options["api_cert_file"])
     key = Pem(file=options["api_key_file"])
@@ -135,7 +138,8 @@ def _make_keda_tls(options: Options, address: Address) -> Any:
     """
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
-        return load_credentials(*(Pem(file=file) for file in files))
+        certificate, key, client_ca = [Pem(file=file) for file in files]
+        return load_credentials(certificate, key, client_ca)
     if any(files) or options["keda_client_name"] or not is_loopback(address.host):
         raise UsageError(
             f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} needs all of "
@@ -154,8 +158,9 @@ def _check_api_certificate(options: Options) -> None:
             raise UsageError(f"{ignored} have no effect if {API_OPTION} is none")
         return
 
-    has_certificate = not any(files) if service else all(files)
-    if not has_certificate:
+    is_missing = not service and not all(files)
+    is_doubled = service and any(files)
+    if is_missing or is_doubled:
         raise UsageError(
             f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, "
             "or --api-service NAMESPACE/NAME for podgpu's own certificate"
