@@ -665,10 +665,9 @@ def _format_value(field: FieldView) -> str:
     if field.unit == "packed" and "CAPABILITY" in field.name and isinstance(value, int):
         return f"{value >> 16}.{value & 0xFFFF}"
 
-    if isinstance(value, float) and not value.is_integer():
-        text = f"{value:g}"
-    else:
-        text = str(value).removesuffix(".0")
+    text = str(value)
+    if isinstance(value, float):
+        text = text.removesuffix(".0") if value.is_integer() else f"{value:g}"
     if field.unit in _UNITS_NOT_SHOWN:
         return text
     return f"{text} {field.unit}".rstrip()
