@@ -106,10 +106,6 @@ _UNITLESS = frozenset(
     }
 )
 """Functions whose result does not depend on the unit."""
-_SETS_LABEL = ("label_replace", "label_join")
-"""Functions whose first label argument is a label that they set."""
-_FURTHER_ARGUMENTS_ARE_LABELS = ("label_join", "sort_by_label", "sort_by_label_desc")
-"""Functions whose arguments after the vector are labels (and the separator of label_join)."""
 
 
 class PromqlError(PodgpuError):
@@ -261,15 +257,31 @@ class _Expression:
     is_exact: bool = False  # True if a rounding error of the value could change the result
 
 
-def _find_label_arguments(function: str, arguments: Sequence[_Expression]) -> list[_Token]:
-    """Returns the arguments that are names of labels, without their quotes."""
-    labels: Sequence[_Expression] = ()
+class _QuotedLabels(NamedTuple):
+    """Arguments that are names of labels, without their quotes."""
+
+    targets: list[_Token]  # labels that the function sets
+    sources: list[_Token]  # labels that it reads
+
+
+def _find_quoted_labels(function: str, arguments: Sequence[_Expression]) -> _QuotedLabels:
+    targets: Sequence[_Expression] = ()
+    sources: Sequence[_Expression] = ()
     if function == "label_replace":
         # label_replace(vector, target, replacement, source, pattern)
-        labels = [*arguments[1:2], *arguments[3:4]]
-    elif function in _FURTHER_ARGUMENTS_ARE_LABELS:
-        labels = arguments[1:]
-    return [label.token.unquote() for label in labels if label.token]
+        targets = arguments[1:2]
+        sources = arguments[3:4]
+    elif function == "label_join":
+        # label_join(vector, target, separator, source, …)
+        targets = arguments[1:2]
+        sources = arguments[3:]
+    elif function in ("sort_by_label", "sort_by_label_desc"):
+        sources = arguments[1:]
+    return _QuotedLabels(_unquote_all(targets), _unquote_all(sources))
+
+
+def _unquote_all(arguments: Iterable[_Expression]) -> list[_Token]:
+    return [argument.token.unquote() for argument in arguments if argument.token]
 
 
 def _find_name(
@@ -491,14 +503,15 @@ class _Rewriter:
         if function in _STEPS:
             self._require_exact(call)
 
-        words = _find_label_arguments(function, arguments)
-        if function in _SETS_LABEL:
-            call.set_labels += tuple(word.text for word in words[:1])
+        quoted = _find_quoted_labels(function, arguments)
+        call.set_labels += tuple(label.text for label in quoted.targets)
 
         self._rename_labels(call, labels, operands=(call,))
-        self._rename_labels(call, words, operands=())
+        # A label that the function sets belongs to no exporter.
+        self._rename_labels(call, quoted.targets, operands=())
+        self._rename_labels(call, quoted.sources, operands=arguments[:1])
 
-        used = [word.unquote().text for word in labels + words]
+        used = [word.unquote().text for word in labels + quoted.targets + quoted.sources]
         is_renamed = any(metric in renamed_metrics() for metric in call.metrics)
         if _NAME in used and is_renamed:
             self._fail(call, f"uses {_NAME}, which the migration changes")
