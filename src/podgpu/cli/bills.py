@@ -103,8 +103,8 @@ def write_cells(names: Sequence[str], figures: RangeFigures) -> list[str]:
     return [COLUMNS[name].write(figures) for name in names]
 
 
-def make_range_query(period: str, by: str, at: float | None = None) -> dict[str, str]:
-    """Returns the query of a period that ends now, or at a Unix time.
+def make_range_query(period: str, by: str, at: float | None) -> dict[str, str]:
+    """Returns the query of a period that ends at a Unix time, or now if `at` is None.
 
     Raises UsageError for wrong options.
     """

@@ -142,9 +142,9 @@ def _make_listeners(
 
     address = options["gpu_manager_address"]
     if address is not None:
-        app = gpu_manager_application(agent, protection)
+        manager_app = gpu_manager_application(agent, protection)
         text = "serving only gpu-manager's metrics on %s/metric"
-        listeners.append(Listener(app, address, "--gpu-manager-address", tls, text))
+        listeners.append(Listener(manager_app, address, "--gpu-manager-address", tls, text))
     return listeners
 
 

@@ -30,8 +30,9 @@ def command(node: str, seconds: int, url: str) -> None:
         return
 
     kubectl = Kubectl("release")
+    # A node may have several exporters. Each has the driver open.
     for pod in list_exporters(kubectl, node):
         pod_url = url or f"localhost:{pod.port}"
-        command = ["podgpu", "release", "--seconds", str(seconds), "--url", pod_url]
-        text = pod.run(kubectl, *command)
+        words = ["podgpu", "release", "--seconds", str(seconds), "--url", pod_url]
+        text = pod.run(kubectl, *words)
         click.echo(f"{node}: {text}")

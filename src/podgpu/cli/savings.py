@@ -72,6 +72,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     try:
         parse_savings_query(query)
     except UsageError as error:
+        # range='x' becomes --range='x'
         raise UsageError(f"--{error}") from error
 
     client = open_view(ctx, PERIOD_SECONDS)

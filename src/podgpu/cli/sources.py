@@ -263,8 +263,8 @@ def _is_present(name: str, options: Options, api: ApiAccess) -> bool:
             return bool(options["hpc_job_mapping_dir"])
         case "processes":
             return _sees_processes(options)
-        case _:
-            return True
+    # The kubelet. If it cannot be read, this is reported.
+    return True
 
 
 def _create_source(
@@ -370,8 +370,11 @@ def _make_switch_logs(options: Options) -> SwitchLogFactory:
     return SwitchLogFactory(wanted)
 
 
-def simulated_driver(spec: str = "") -> SimulatedNvml:
-    """Creates a simulated driver. The UUIDs of its GPUs depend on the node's name."""
+def simulated_driver(spec: str) -> SimulatedNvml:
+    """Creates a simulated driver. The UUIDs of its GPUs depend on the node's name.
+
+    `spec`: such as `8xH100`, which is the default if it is empty.
+    """
     from podgpu.labs.simulate.simulated_driver import SimulatedNvml
 
     return SimulatedNvml(spec or DEFAULT_SPEC, node=node_name())

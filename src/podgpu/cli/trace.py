@@ -141,12 +141,12 @@ def _record_on_node(options: Options) -> bytes:
     """Records in the pod of the node's exporter. Returns the trace."""
     context = options["context"]
     kubectl = Kubectl("trace", ("--context", context) if context else ())
-    pod = list_exporters(kubectl, options["node"])[0]
+    pod = list_exporters(kubectl, options["node"])[0]  # each of them sees all GPUs
 
     seconds = options["seconds"]
-    command = ["podgpu", "trace", "--gpu", options["gpu"], "--seconds", str(seconds)]
-    command += ["--telemetry", options["telemetry"], "--out", _STANDARD_OUTPUT]
-    trace = pod.run(kubectl, *command, seconds=seconds + _MORE_SECONDS, shows_messages=True)
+    words = ["podgpu", "trace", "--gpu", options["gpu"], "--seconds", str(seconds)]
+    words += ["--telemetry", options["telemetry"], "--out", _STANDARD_OUTPUT]
+    trace = pod.run(kubectl, *words, seconds=seconds + _MORE_SECONDS, shows_messages=True)
     return trace.encode()
 
 
@@ -364,7 +364,10 @@ class EngineTrace:
                 self.waits.append((begin, end, pid))
 
     def make_events(self, tracks: Mapping[int, Track], since: int) -> Iterator[TraceEvent]:
-        """Yields the events, unsorted. `since`: start of the recording."""
+        """Yields the events, unsorted. `since`: start of the recording.
+
+        Times are nanoseconds. The format has microseconds.
+        """
         gpu = Track(self.name, "context switches")
         before: Period | None = None
         for period in self.periods:
@@ -389,7 +392,8 @@ class EngineTrace:
             }
 
         for at, text in self.marks:
-            yield {"ph": "i", "name": text, "ts": (at - since) / 1000, "track": gpu, "s": "p"}
+            scope = {"s": "p"}  # drawn across all tracks of the process
+            yield {"ph": "i", "name": text, "ts": (at - since) / 1000, "track": gpu, **scope}
 
 
 def make_trace(

@@ -86,12 +86,15 @@ def _explain_pending(client: ViewClient, namespace: str, pod: str) -> ReasonsAns
     return ReasonsAnswer(body, _write_pods(answer))
 
 
-def _write_queue(answer: QueueAnswer) -> Iterator[str]:
+def _write_notes(answer: QueueAnswer) -> Iterator[str]:
     if answer.simulated:
         yield "SIMULATED GPUs"
     for note in answer.notes:
         yield f"- {one_line(note)}"
 
+
+def _write_queue(answer: QueueAnswer) -> Iterator[str]:
+    yield from _write_notes(answer)
     verb = "waits" if answer.pods == 1 else "wait"
     yield f"{plural(answer.pods, 'pod')} {verb} for {number(answer.gpus)} GPUs."
 
@@ -136,10 +139,7 @@ def _name_needs(group: QueueGroup) -> str:
 
 def _write_pods(answer: QueueAnswer) -> Iterator[str]:
     """Writes each group in full: several pods of different namespaces may have the name."""
-    if answer.simulated:
-        yield "SIMULATED GPUs"
-    for note in answer.notes:
-        yield f"- {one_line(note)}"
+    yield from _write_notes(answer)
     for group in answer.groups:
         for pod in group.examples:
             yield _write_head(pod, group, answer.taken_at)

@@ -35,7 +35,7 @@ _CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
 _DETAILS_TIMEOUT = 2.0  # short, because the table is drawn only after history and details are read
 _POINTS = 60
 _DETAILS_SECONDS = 5.0  # how often history and details are read
-_MAX_JOBS = 4
+_MAX_JOBS = 4  # pods whose summaries are read, with one request each
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,8 @@ class ExporterSource:
         """Raises SourceError if the metrics contain no GPU."""
         body = self._metrics.fetch()
         try:
-            states = node_from_samples(samples_in(body.decode()), urlsplit(self.name).netloc)
+            address = urlsplit(self.name).netloc
+            states = node_from_samples(samples_in(body.decode()), address=address)
         except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
             why = f"cannot parse the metrics of {self.name}: {error}"
             raise SourceError("malformed", why) from error

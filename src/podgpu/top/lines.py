@@ -227,6 +227,7 @@ class _SlotLines:
         holders.sort(key=lambda line: line.name)
 
         beneath = [self._make_condition(condition) for condition in slot.conditions]
+        # An only holder shares the line of its device.
         only = holders[0] if len(holders) == 1 else None
         if only is None:
             beneath += holders
@@ -351,6 +352,7 @@ def describe_free(slot: SlotOfView) -> str:
     if slot.absent:
         return "missing"
 
+    # While the node does not answer, somebody may have taken the GPU.
     is_gone = any(condition.condition == NODE_GONE for condition in slot.conditions)
     if is_gone or may_be_busy(slot.utilization_ratio, slot.memory_used_bytes):
         return "holder unknown"

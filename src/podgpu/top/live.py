@@ -177,12 +177,13 @@ def _read_single_keys(keyboard: int) -> Iterator[None]:
     Reads Ctrl-Z as a key, to restore the terminal before suspending.
     """
     before = termios.tcgetattr(keyboard)
-    mode = termios.tcgetattr(keyboard)
+    mode = termios.tcgetattr(keyboard)  # another copy, whose lists are changed
     mode[tty.LFLAG] &= ~(termios.ECHO | termios.ICANON)
     mode[tty.CC][termios.VSUSP] = b"\0"
     try:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, mode)
         yield
     finally:
-        with suppress(termios.error):  # the terminal was closed
+        # Discards keys that were not read. Fails if the terminal was closed.
+        with suppress(termios.error):
             termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)

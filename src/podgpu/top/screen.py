@@ -480,7 +480,7 @@ def _add_figures(text: _Paragraphs, line: Line, seen: Seen) -> None:
 
     sparklines = seen.sparklines
     points = sparklines.find(line)
-    if points.strip(bytes([NO_DATA])):
+    if any(point != NO_DATA for point in points):
         label = f"last {duration_text(sparklines.span)} "
         room = text.width - len(label)
         width = min(len(points), room)

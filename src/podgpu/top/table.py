@@ -374,6 +374,7 @@ class Table:
             text = fit(title, width, column.right)
             spans += [(text, style), (" ", "header")]
 
+        # Nothing separates the last column.
         return spans[:-1]
 
     def render(self, start: int = 0, end: int | None = None) -> list[Spans]:
@@ -398,6 +399,7 @@ class Table:
             fitted = self._fit(column, depth, line, text, width)
             spans += [(fitted, style), (" ", line_style)]
 
+        # Nothing separates the last column.
         return spans[:-1]
 
     def _fit(self, column: Column, depth: int, line: Line, text: str, width: int) -> str:

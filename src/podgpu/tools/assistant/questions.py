@@ -128,7 +128,7 @@ class Questions:
         for of_node in answer.nodes:
             rows += [_make_gpu_row(of_node, gpu) for gpu in of_node.gpus]
 
-        return wrap({**data, **make_rows(rows)})
+        return wrap(data | make_rows(rows))
 
     def pod_summary(self, namespace: Namespace, pod: Pod) -> Answer:
         """Sums up a running or ended pod from the history: GPU-hours, idle hours, energy, cost,
@@ -185,7 +185,7 @@ class Questions:
         events = answer.pop("events")
         if kind:
             events = [event for event in events if event["kind"] == kind]
-        return wrap({**answer, **make_rows(events)})
+        return wrap(answer | make_rows(events))
 
     def state_at(self, at: Moment, node: OnlyNode = "", namespace: OnlyNamespace = "") -> Answer:
         """Shows the GPUs and their holders at a past time, from the history."""
@@ -283,12 +283,12 @@ def _describe_list(view: View, rows: Sequence[Row]) -> Answer:
     data = _describe_view(view)
     if view.paged:
         data["notes"].append("there are too many GPUs to read all: these are those of one page")
-    return {**data, **make_rows(rows)}
+    return data | make_rows(rows)
 
 
 def _with_rows(answer: Answer) -> Answer:
     """Keeps only the first rows of an answer of the API, and adds the number of all."""
-    return {**answer, **make_rows(answer["rows"])}
+    return answer | make_rows(answer["rows"])
 
 
 def _list_gpus(view: View) -> Iterator[tuple[NodeView, GpuView]]:

@@ -163,12 +163,7 @@ class Enricher:
         self._log_success(SOURCE)
 
         held = self.find_holders(devices)
-        for source in held.sources:
-            if source.up:
-                self._log_success(source.name)
-            else:
-                self._log_failure(source.name, source.error, source.message)
-        self._unmapped.report(held.unmapped)
+        self._log_sources(held)
 
         assignments = []
         for assignment in held.assignments:
@@ -264,6 +259,14 @@ class Enricher:
     def _count_error(self, source: str, reason: str, message: str) -> None:
         self.errors.add(source, reason)
         self._log_failure(source, reason, message)
+
+    def _log_sources(self, held: Allocation) -> None:
+        for source in held.sources:
+            if source.up:
+                self._log_success(source.name)
+            else:
+                self._log_failure(source.name, source.error, source.message)
+        self._unmapped.report(held.unmapped)
 
     def _log_failure(self, source: str, reason: str, message: str) -> None:
         if self._faults.fail(source, reason):

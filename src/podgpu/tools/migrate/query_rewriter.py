@@ -125,6 +125,7 @@ def renamed_metrics() -> Mapping[str, RenamedMetric]:
     metrics: dict[str, RenamedMetric] = {}
     for rename in renames():
         old = rename.old
+        # Fields that are texts are labels, see `renamed_labels`.
         if old.type == "text" or old.name == rename.new_name:
             continue
         factor = 1 / Fraction(str(rename.factor))
