@@ -145,9 +145,10 @@ def _open_source(
 
 def _print_once(feed: Feed, order: Order, wanted: str) -> None:
     seen = feed.read()
-    width = None  # of the terminal
+    # Without the width of a terminal, the whole table is printed. Some terminals report 0.
+    width = None
     if sys.stdout.isatty():
-        width = os.get_terminal_size(sys.stdout.fileno()).columns
+        width = os.get_terminal_size(sys.stdout.fileno()).columns or None
 
     lines = arrange(seen.lines, order, wanted)
     table = Table(lines, order, width)
