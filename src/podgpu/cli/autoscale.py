@@ -84,6 +84,7 @@ def _make_server(options: Options, settings: ViewSettings, stack: ExitStack) -> 
     api_address = options["api_address"]
     if keda_address is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
+    # All options are checked before the API server is used.
     keda_tls = None
     if keda_address is not None:
         keda_tls = _make_keda_tls(options, keda_address)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -311,13 +311,18 @@ def choose_collector(
     if owners is not None:
         read_owners = owners.read
 
+    def read_price_labels() -> Sequence[str]:
+        """Returns the names of the node labels that the price file, which may change, uses."""
+        price_list, _ = prices()
+        return price_list.label_names
+
     if options["prometheus"]:
         make = partial(
             PrometheusCollector,
             _prometheus_server(options),
             settings,
             owners=read_owners,
-            label_names=lambda: prices()[0].label_names,
+            label_names=read_price_labels,
         )
         with naming_option("--prometheus"):
             make()  # checks the options now; the cluster loop creates its own collector later
@@ -333,8 +338,7 @@ def choose_collector(
         notes.append(labels.notes)
 
     def read_node_labels() -> Mapping[str, Mapping[str, str]]:
-        """Returns no labels while the price file, which may change, uses none."""
-        if labels is None or not prices()[0].label_names:
+        if labels is None or not read_price_labels():
             return {}
         return labels.read()
 

@@ -290,6 +290,7 @@ def _make_option(row: Option) -> click.Option:
         "envvar": row.env or None,
         "show_envvar": True,
         "default": row.default,
+        # A flag that is not given is false, which goes without saying.
         "show_default": row.default not in ("", "false"),
     }
     if row.kind == "bool":

@@ -122,7 +122,7 @@ def _write_free(row: FreeGpus) -> list[str]:
 
 
 def _write_group(group: QueueGroup, now: float) -> list[str]:
-    oldest = group.examples[0]
+    oldest = group.examples[0]  # the server sorts them by age
     return [
         str(group.pods),
         number(group.gpus),

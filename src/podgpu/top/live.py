@@ -95,7 +95,7 @@ def show_live(feed: Feed, screen: Screen) -> int:
 
     signals = []
     for number in _ENDING_SIGNALS:
-        signal.signal(number, lambda number, _frame: signals.append(number))
+        signal.signal(number, lambda received, _frame: signals.append(received))
 
     console = open_console()
     keyboard = sys.stdin.fileno()
