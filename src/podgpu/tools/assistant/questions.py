@@ -122,6 +122,7 @@ class Questions:
         """
         path = f"api/v1/pods/{_part(namespace)}/{_part(pod)}"
         answer = read_answer(self._client, path, PodResponse)
+        # The rows replace the nodes.
         data = msgspec.to_builtins(answer)
         del data["nodes"]
         rows = []

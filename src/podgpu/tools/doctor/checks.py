@@ -167,17 +167,12 @@ def check_gpus(
     if isinstance(telemetry, ExporterTelemetry):
         provider = "that exporter's counter file"
         yield from _check_exporter(telemetry.shown, readings)
-    elif isinstance(telemetry, DcgmTelemetry) and readings.inventory is None:
-        provider = "DCGM"
-        yield wrong("DCGM", str(readings.error))
     elif isinstance(telemetry, DcgmTelemetry):
         provider = "DCGM"
-        library, engine = telemetry.versions
-        versions = f"libdcgm {format_version(library)}, host engine {format_version(engine)}"
-        yield ok("DCGM", versions)
-        yield from _check_driver(readings, telemetry.expected, proc, sysfs)
+        yield from _check_dcgm(telemetry, readings, proc, sysfs)
     else:
         provider = ""
+        # The PCI bus has no simulated GPUs.
         expected = None if telemetry.name == SIMULATED else telemetry.expected
         yield from _check_driver(readings, expected, proc, sysfs)
 
@@ -196,6 +191,19 @@ def _count_models(gpus: Iterable[Device]) -> str:
 
 
 # Driver
+
+
+def _check_dcgm(
+    telemetry: DcgmTelemetry, readings: GpuReadings, proc: str, sysfs: str
+) -> Iterator[Finding]:
+    if readings.inventory is None:
+        yield wrong("DCGM", str(readings.error))
+        return
+
+    library, engine = telemetry.versions
+    versions = f"libdcgm {format_version(library)}, host engine {format_version(engine)}"
+    yield ok("DCGM", versions)
+    yield from _check_driver(readings, telemetry.expected, proc, sysfs)
 
 
 def _check_driver(

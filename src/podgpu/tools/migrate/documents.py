@@ -213,7 +213,7 @@ def _find_strings(text: str) -> list[_JsonString]:
             path[-1] = None
         else:
             value = json.loads(token, strict=False)
-            is_key = bool(path) and path[-1] is None
+            is_key = path[-1] is None
             place = tuple(part for part in path if part is not None)
             strings.append(_JsonString(place, value, match.start(), match.end(), is_key))
             if is_key:
