@@ -21,7 +21,7 @@ import pytest
 from podgpu import __version__
 from podgpu.cli.exporter import command
 from podgpu.cli.main import COMMANDS, cli, run
-from podgpu.cli.options import EXPORTER_OPTIONS, Option, normalize_arguments
+from podgpu.cli.options import EXPORTER_OPTIONS, Option, normalize_arguments, split_list
 from tests.host.guard import NODE_PATHS
 
 TABLE = Path(__file__).parents[1] / "data" / "dcgm_exporter_options.csv"
@@ -304,6 +304,12 @@ def no_driver() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_driver")
+def test_an_empty_list_contains_no_empty_name() -> None:
+    """Otherwise, --savings-skip-namespaces= would skip everything without a namespace."""
+    assert split_list("") == []
+    assert split_list(" kube-system, ,ml,") == ["kube-system", "ml"]
+
+
 def test_no_driver_is_not_a_usage_error() -> None:
     ran = execute(["exporter", "--once", "-c", "100"])
     assert ran.code == 1

@@ -13,6 +13,7 @@ from tests.past.savings_world import record
 from tests.past.savings_world import serving as serving_past
 from tests.pending.situations import node, pod
 from tests.pending.test_quotas import LOCAL_QUEUE, SAYS, cluster_queue, workload
+from tests.top.servers import podgpu_server
 from tests.web.server import Client
 from tests.web.test_queue import Place, full_node, serving
 
@@ -134,6 +135,13 @@ def test_why_a_pod_that_runs_is_slow(recorded: Client, capsys: pytest.CaptureFix
     assert first[0] == "YES"
     assert first[1].startswith("waiting for other containers: ")
     assert lines[4].strip().startswith("To do: give it a GPU of its own")
+
+
+def test_a_pod_whose_node_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = {"namespace": "ml", "pod": "a", "from": 0, "duration_seconds": 90, "gpus": 1}
+    with podgpu_server({"/api/v1/summary": summary}) as server:
+        assert run(["why", "a", "-n", "ml", "--url", server.address]) == 0
+    assert capsys.readouterr().out.startswith("ml/a has held 1 GPU for 1m30s\n")
 
 
 def test_nothing_slowed_it_down_or_it_is_not_known(

@@ -141,6 +141,12 @@ def test_names_of_both_generations_stay(text: str) -> None:
         ("{__name__=$metric}", "contains a dashboard variable"),
         ('{"DCGM_FI_DEV_${m}"}', "contains a dashboard variable"),
         ("label_values(Hostname)", "may belong to another exporter"),
+        (
+            'label_replace(foo, "node", "$1", "Hostname", "(.*)")',
+            "may belong to another exporter",
+        ),
+        ('label_join(foo, "a", "-", "b", "Hostname")', "may belong to another exporter"),
+        ('sort_by_label(foo, "Hostname")', "may belong to another exporter"),
         ("label_values($metric, Hostname)", "may belong to another exporter"),
         (f"{UTIL}[5m]", "a range without a function"),
         (f"own_function({UTIL}[5m])", "is unknown"),

@@ -175,6 +175,11 @@ def test_missing_details(fetched: FetchedDetails | None, line: str) -> None:
         ),
         (FieldView(name="ROW_REMAP_PENDING", value=0, unit="bool"), "ROW_REMAP_PENDING no"),
         (FieldView(name="RATIO", value=0.25, unit="%"), "RATIO 0.25 %"),
+        (FieldView(name="POWER", value=300.0, unit="W"), "POWER 300 W"),
+        (
+            FieldView(name="PCI_BUSID", value="00000000:18:00.0", unit="string"),
+            "PCI_BUSID 00000000:18:00.0",
+        ),
     ],
 )
 def test_values(field: FieldView, text: str) -> None:

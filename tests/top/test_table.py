@@ -36,7 +36,7 @@ def table(width: int | None, nodes: int = 1, live: bool = True) -> Table:
     lines = make_lines(
         view(*(node(*gpus, name=f"gpu-node-{number}") for number in range(nodes))), NOW
     )
-    points = {line.row[1:3]: bytes([200, 100, 0] * 20) for line in lines}
+    points = {line.device: bytes([200, 100, 0] * 20) for line in lines}
     return Table(lines, "gpu", width, Sparklines(points, 3600.0) if live else None)
 
 
@@ -226,7 +226,7 @@ def test_several_nodes_have_a_column() -> None:
 def test_only_devices_have_a_sparkline() -> None:
     first, second = (holder(who) for who in PODS[:2])
     lines = make_lines(view(node(gpu(0, first, second))), NOW)
-    points = {line.row[1:3]: bytes([200, 100, 0]) for line in lines}
+    points = {line.device: bytes([200, 100, 0]) for line in lines}
     rows = texts(Table(lines, "gpu", 200, Sparklines(points, 3600.0)))[1:]
     assert ["█" in row for row in rows] == [True, False, False]
 

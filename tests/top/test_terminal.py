@@ -37,9 +37,11 @@ HIDDEN, SHOWN = b"\x1b[?25l", b"\x1b[?25h"
 class Session:
     """`podgpu top` in its own terminal."""
 
+    columns = 100
+
     def __init__(self, *arguments: str, **variables: str) -> None:
         self.keyboard, terminal = pty.openpty()
-        self.resize(100, 20)
+        self.resize(self.columns, 20)
         self.before = termios.tcgetattr(terminal)
         self._terminal = (
             terminal  # stays open, so that its modes can be read after the command has ended
@@ -197,6 +199,16 @@ def test_once_in_a_terminal_has_colours_and_totals(server: RawServer) -> None:
     with Session("--url", server.url, "--once", "--interval", "100ms", NO_COLOR="1") as live:
         assert live.wait() == 0
         assert b"\x1b" not in live.output
+
+
+class SessionWithoutSize(Session):
+    columns = 0
+
+
+def test_once_in_a_terminal_without_size_prints_all(server: RawServer) -> None:
+    with SessionWithoutSize("--url", server.url, "--once", "--interval", "100ms") as live:
+        assert live.wait() == 0
+        assert b"HOLDER" in live.output
 
 
 def test_history_and_details_of_a_podgpu_server() -> None:

@@ -15,7 +15,7 @@ import click
 from aiohttp import web
 
 from podgpu.cli.cluster import choose_collector, make_settings
-from podgpu.cli.options import Options, make_command
+from podgpu.cli.options import Options, make_command, split_list
 from podgpu.errors import UsageError
 from podgpu.fleet.round import Cluster
 from podgpu.fleet.settings import ViewSettings, check_window
@@ -79,11 +79,12 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _make_server(options: Options, settings: ViewSettings, stack: ExitStack) -> AutoscaleServer:
-    make_collector = choose_collector({**options, "owners": "none"}, settings, stack)
+    make_collector = choose_collector(options, settings, stack)
     keda_address = options["keda_address"]
     api_address = options["api_address"]
     if keda_address is None and api_address is None:
         raise UsageError(f"{KEDA_OPTION} and {API_OPTION} are both none: there is nothing to serve")
+    # All options are checked before the API server is used.
     keda_tls = None
     if keda_address is not None:
         keda_tls = _make_keda_tls(options, keda_address)
@@ -97,8 +98,7 @@ def _make_server(options: Options, settings: ViewSettings, stack: ExitStack) -> 
     api = None
     updater = None
     if keda_address is not None:
-        names = map(str.strip, options["keda_client_name"].split(","))
-        client_names = frozenset(filter(None, names))
+        client_names = frozenset(split_list(options["keda_client_name"]))
         scaler = ExternalScaler(store, keda_address, keda_tls, client_names)
     if api_address is not None:
         api, updater = _make_api(options, config, store, stack)
@@ -116,7 +116,10 @@ def _make_api(
     stack.callback(watcher.close)
 
     def find_proxy() -> FrontProxy | None:
-        return next(iter(watcher.items()), None)
+        # The field selector matches at most one object.
+        for proxy in watcher.items():
+            return proxy
+        return None
 
     certificate = Pem(file=options["api_cert_file"])
     key = Pem(file=options["api_key_file"])
@@ -136,7 +139,8 @@ def _make_keda_tls(options: Options, address: Address) -> Any:
     """
     files = [options[name] for name in ("keda_cert_file", "keda_key_file", "keda_client_ca_file")]
     if all(files):
-        return load_credentials(*(Pem(file=file) for file in files))
+        certificate, key, client_ca = [Pem(file=file) for file in files]
+        return load_credentials(certificate, key, client_ca)
     if any(files) or options["keda_client_name"] or not is_loopback(address.host):
         raise UsageError(
             f"{KEDA_OPTION} {address.host or '(every interface)'}:{address.port} needs all of "
@@ -155,8 +159,9 @@ def _check_api_certificate(options: Options) -> None:
             raise UsageError(f"{ignored} have no effect if {API_OPTION} is none")
         return
 
-    has_certificate = not any(files) if service else all(files)
-    if not has_certificate:
+    is_missing = not service and not all(files)
+    is_doubled = service and any(files)
+    if is_missing or is_doubled:
         raise UsageError(
             f"{API_OPTION} needs a certificate: either --api-cert-file and --api-key-file, "
             "or --api-service NAMESPACE/NAME for podgpu's own certificate"

@@ -11,7 +11,7 @@ import click
 
 from podgpu.charge import Waste
 from podgpu.cli.tables import UNKNOWN, write_amount, write_period, write_table
-from podgpu.cli.view_options import PERIOD_SECONDS, find_view, parse_at, print_answer
+from podgpu.cli.view_options import PERIOD_SECONDS, open_view, parse_at, print_answer
 from podgpu.errors import UsageError, one_line
 from podgpu.past.bill import RangeAnswer, RangeFigures, RangeRow, describe_row, parse_range_query
 from podgpu.past.costs import month_start
@@ -22,7 +22,7 @@ WASTE_PATH = "api/v1/waste"
 _EXAMPLE_PRICES = "The prices are examples: set yours with podgpu cluster --prices FILE"
 _DO_UNALLOCATED = "podgpu why: do pods wait for them? If none, fewer nodes would do"
 _MONTH = "month"
-_MORE_THAN_ALL = 1.005  # use from which a pod is shown to use more than its share of a shared GPU
+_MORE_THAN_SHARE = 1.005  # the least use that is written as more than 100 %
 
 
 class BillColumn(NamedTuple):
@@ -34,11 +34,14 @@ def _write_use(figures: RangeFigures) -> str:
     use = figures.mean_use
     if use is None:
         return UNKNOWN
-    return f"{use:.0%} of its share" if use >= _MORE_THAN_ALL else f"{use:.0%}"
+    if use >= _MORE_THAN_SHARE:
+        # On a shared GPU, a pod can use time that the other pods leave free.
+        return f"{use:.0%} of its share"
+    return f"{use:.0%}"
 
 
 def _write_cost(amount: float | None, figures: RangeFigures) -> str:
-    """Writes a lower bound if some hours have no price."""
+    """Writes a lower bound if some hours have no price. A bound of 0 would say nothing."""
     text = write_amount(amount)
     if amount and figures.unpriced_hours:
         return f"≥ {text}"
@@ -56,8 +59,8 @@ def _wasted_cost(figures: RangeFigures) -> Waste:
 
 
 def _write_wasted(figures: RangeFigures) -> str:
-    """Writes the sum of the parts."""
     waste = _wasted_cost(figures)
+    # No part is known.
     if waste == Waste():
         return UNKNOWN
     return _write_cost(waste.total, figures)
@@ -100,8 +103,8 @@ def write_cells(names: Sequence[str], figures: RangeFigures) -> list[str]:
     return [COLUMNS[name].write(figures) for name in names]
 
 
-def make_range_query(period: str, by: str, at: float | None = None) -> dict[str, str]:
-    """Returns the query of a period that ends now, or at a Unix time.
+def make_range_query(period: str, by: str, at: float | None) -> dict[str, str]:
+    """Returns the query of a period that ends at a Unix time, or now if `at` is None.
 
     Raises UsageError for wrong options.
     """
@@ -118,8 +121,10 @@ def make_range_query(period: str, by: str, at: float | None = None) -> dict[str,
             query["from"] = str(max(0.0, at - parse_range(period)))
         if at is not None:
             query["to"] = str(at)
+        # Reports a wrong option before the view is opened.
         parse_range_query(query)
     except UsageError as error:
+        # The API does not know `month`, so its message does not name it.
         also = ", or month" if error.facts.get("parameter") == "range" else ""
         # by='x' becomes --by='x'
         raise UsageError(f"--{error}{also}") from error
@@ -137,7 +142,7 @@ def print_bill(ctx: click.Context, path: str, title: str, names: Sequence[str]) 
     if namespace and options["by"].startswith("label:"):
         raise UsageError("--namespace needs --by pod, owner, namespace or model")
 
-    client = find_view(ctx).open(PERIOD_SECONDS)
+    client = open_view(ctx, PERIOD_SECONDS)
     write = partial(_write_bill, title, names, namespace)
     print_answer(client, path, query, output, RangeAnswer, write)
 
@@ -150,7 +155,7 @@ def _write_bill(
     if is_waste:
         yield _write_waste(answer)
 
-    rows = [row for row in answer.rows if namespace in ("", row.namespace)]
+    rows = [row for row in answer.rows if not namespace or row.namespace == namespace]
     notes = list_bill_notes(answer)
     if namespace and not rows:
         notes.append(f"no pod of the namespace {namespace!a} held a GPU in this period")
@@ -168,32 +173,39 @@ def _write_bill(
 def _write_rows(
     answer: RangeAnswer, rows: Sequence[RangeRow], names: Sequence[str], namespace: str
 ) -> Iterator[str]:
+    """Writes the table. The table of waste has one more column: what to do."""
+    is_waste = "wasted" in names
     header = [name_group(answer).capitalize(), *write_titles(names, answer.currency)]
-    table = [[name_row(answer, row), *write_cells(names, row)] for row in rows]
+    # The totals include the rows of the other namespaces, which are not shown.
     total = "Total of all namespaces" if namespace else "Total"
     totals = [total, *write_cells(names, answer.totals)]
-    if "wasted" not in names:
-        yield from write_table(header, [*table, totals], 1)
-        return
+    if is_waste:
+        header.append("What to do")
+        totals.append(UNKNOWN)
 
-    for row, cells in zip(rows, table, strict=True):
-        cells.append(row.do or UNKNOWN)
-    if _wasted_hours(answer.totals).unallocated:
+    table = []
+    for row in rows:
+        cells = [name_row(answer, row), *write_cells(names, row)]
+        if is_waste:
+            cells.append(row.do or UNKNOWN)
+        table.append(cells)
+    if is_waste and _wasted_hours(answer.totals).unallocated:
         table.append(_write_unallocated(names, answer.totals))
-    table.append([*totals, UNKNOWN])
-    yield from write_table([*header, "What to do"], table, 1, ends_with_text=True)
+    table.append(totals)
+    yield from write_table(header, table, text_columns=1, ends_with_text=is_waste)
 
 
 def _write_waste(answer: RangeAnswer) -> str:
     """Writes how much was wasted of everything, in money or, without prices, in GPU-hours."""
     totals = answer.totals
-    waste = _wasted_cost(totals)
-    whole = totals.cost
-    unit = answer.currency
-    if whole is None:
+    if totals.cost is None:
         waste = _wasted_hours(totals)
         whole = totals.gpu_hours
         unit = "GPU-hours"
+    else:
+        waste = _wasted_cost(totals)
+        whole = totals.cost
+        unit = answer.currency
     ratio = f" ({waste.total / whole:.0%})" if whole else ""
     parts = [
         ("idle", waste.idle),
@@ -206,7 +218,7 @@ def _write_waste(answer: RangeAnswer) -> str:
 
 
 def _write_unallocated(names: Sequence[str], totals: RangeFigures) -> list[str]:
-    """Returns the cells of the waste that no row of `/api/v1/waste` has."""
+    """Returns a row for the GPUs that nobody held. `/api/v1/waste` has it only in its totals."""
     cost = write_amount(_wasted_cost(totals).unallocated)
     cells = dict.fromkeys(names, UNKNOWN)
     cells["wasted"] = cost
@@ -226,7 +238,7 @@ def name_row(answer: RangeAnswer, row: RangeRow) -> str:
 
 def list_bill_notes(answer: RangeAnswer) -> list[str]:
     """Returns what a reader of the bill must know, as sentences."""
-    notes = []
+    notes = list(answer.notes)
     if answer.prices == "example":
-        notes.append(_EXAMPLE_PRICES)
-    return [*notes, *answer.notes]
+        notes.insert(0, _EXAMPLE_PRICES)
+    return notes

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from podgpu.cli.options import Options, is_set, make_command, naming_option
+from podgpu.cli.options import Options, is_set, make_command, naming_option, split_list
 from podgpu.cli.otlp import read_push_settings
-from podgpu.errors import Note, UsageError, texts_of
-from podgpu.fleet.budgets import read_budgets
+from podgpu.errors import ReadNotes, UsageError, collect_notes, texts_of
+from podgpu.fleet.budgets import ReadBudgetFile, read_budgets
 from podgpu.fleet.prices import ReadPrices, no_prices, read_prices
 from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelector
 from podgpu.fleet.read.engine_reader import EngineReader
@@ -57,9 +56,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("podgpu")
 _SYNC_SECONDS = 10.0
-
-_INTERVALS_FRESH = 3
-_DROP_AFTER = 300.0
+_INTERVALS_FRESH = 3  # a node is stale after so many rounds without a reading
+_DROP_AFTER = 300.0  # the shortest time after which a stale node is dropped
 _SCRAPE_TIMEOUT = 5.0
 _MAX_GPUS = 12_500
 """For more GPUs, --prometheus reads only totals, because queries for each GPU take too long."""
@@ -99,9 +97,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         export_tokens=options["export_tokens"],
         max_gpus=_MAX_GPUS,
         hints=tuple(_list_hints(options)),
-        savings_skip_namespaces=frozenset(
-            name.strip() for name in options["savings_skip_namespaces"].split(",")
-        ),
+        savings_skip_namespaces=frozenset(split_list(options["savings_skip_namespaces"])),
     )
 
     with ExitStack() as stack:
@@ -122,10 +118,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             recorder = _open_recorder(options, cluster)
             past = SqlitePast(recorder, lambda: cluster.published.state)
             services.append(recorder)
-        if budgets is not None:
-            watch = BudgetWatch(past, budgets)
-            cluster.read_budgets = watch.read
-            services.append(watch)
+        services += _watch_past(cluster, past, budgets)
 
         push = read_push_settings(ctx, options, os.environ, kubernetes=_uses_api(options))
         if push is not None:
@@ -135,18 +128,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         if webhook is not None:
             services.append(webhook)
 
-        savings = SavingsWatch(past)
-        cluster.read_savings = savings.read
-        services.append(savings)
-
-        queue = _watch_queue(options, stack, cluster)
+        read_queue = None
+        if options["queue"]:
+            read_queue = _watch_queue(options, stack, cluster).read
         app = cluster_application(
-            cluster,
-            protection,
-            past,
-            options["web_enable_lifecycle"],
-            access,
-            queue.read if queue else None,
+            cluster, protection, past, options["web_enable_lifecycle"], access, read_queue
         )
 
         tls = protection.make_tls if protection else None
@@ -180,12 +166,24 @@ def _check_webhook_options(options: Options) -> None:
 
 def _open_recorder(options: Options, cluster: Cluster) -> HistoryRecorder:
     recorder = cluster_recorder(cluster, options["history_dir"])
-    # Otherwise, a warning says that the directory cannot be used.
+    # If the directory cannot be used, the recorder has a warning, and this would be wrong.
     if not recorder.warnings():
         where = options["history_dir"] or "memory; --history-dir keeps it through restarts"
         text = "history of up to %d GPUs is stored in %s; for more, use --prometheus"
         _log.info(text, MAX_GPUS, where)
     return recorder
+
+
+def _watch_past(cluster: Cluster, past: Past, budgets: ReadBudgetFile | None) -> list[Service]:
+    """Returns the services that compute savings and budgets, and shows their results."""
+    savings = SavingsWatch(past)
+    cluster.read_savings = savings.read
+    if budgets is None:
+        return [savings]
+
+    watch = BudgetWatch(past, budgets)
+    cluster.read_budgets = watch.read
+    return [watch, savings]
 
 
 def _make_webhook(
@@ -283,14 +281,14 @@ def _check_backend(ctx: click.Context, options: Options) -> None:
             "--discover-kubernetes SELECTOR"
         )
 
-    others = ("prometheus_", "match")
+    foreign_prefixes = ("prometheus_", "match")
     needed = "--prometheus"
     if chosen == ["prometheus"]:
-        others = ("exporter_", "history_")
+        foreign_prefixes = ("exporter_", "history_")
         needed = "--scrape or --discover-kubernetes"
     for name in options:
         is_flag = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_flag and name.startswith(others):
+        if is_flag and name.startswith(foreign_prefixes):
             raise UsageError(f"{_flag_of(name)} is used only with {needed}")
 
 
@@ -304,9 +302,19 @@ def choose_collector(
     stack: ExitStack,
     prices: ReadPrices = no_prices,
 ) -> MakeCollector:
-    """Returns a function that creates the collector of the chosen backend."""
+    """Returns a function that creates the collector of the chosen backend.
+
+    `podgpu autoscale` has no option --owners, --prices or --token-metrics.
+    """
     owners = _watch_owners(options, stack)
-    read_owners = owners.read if owners else dict
+    read_owners: Callable[[], Mapping[PodName, WorkloadOwner]] = dict
+    if owners is not None:
+        read_owners = owners.read
+
+    def read_price_labels() -> Sequence[str]:
+        """Returns the names of the node labels that the price file, which may change, uses."""
+        price_list, _ = prices()
+        return price_list.label_names
 
     if options["prometheus"]:
         make = partial(
@@ -314,19 +322,25 @@ def choose_collector(
             _prometheus_server(options),
             settings,
             owners=read_owners,
-            label_names=lambda: prices()[0].label_names,
+            label_names=read_price_labels,
         )
         with naming_option("--prometheus"):
             make()  # checks the options now; the cluster loop creates its own collector later
         return make
 
-    labels = _watch_node_labels(options, stack)
-    notes: list[Callable[[], Sequence[Note]]] = []
+    notes: list[ReadNotes] = []
     # With --owners auto, the page does not show that owners cannot be read.
-    if owners and options["owners"] == "api":
+    if owners is not None and options["owners"] == "api":
         notes.append(owners.notes)
-    if labels:
+
+    labels = _watch_node_labels(options, stack)
+    if labels is not None:
         notes.append(labels.notes)
+
+    def read_node_labels() -> Mapping[str, Mapping[str, str]]:
+        if labels is None or not read_price_labels():
+            return {}
+        return labels.read()
 
     endpoints = _watch_endpoints(options, stack)
     make_engines = None
@@ -340,10 +354,10 @@ def choose_collector(
         settings=settings,
         access=access,
         timeout=min(_SCRAPE_TIMEOUT, settings.interval),
-        node_labels=_names(options["node_label"]),
+        node_labels=_split_node_label(options["node_label"]),
         read_owners=read_owners,
-        read_node_labels=lambda: labels.read() if labels and prices()[0].label_names else {},
-        read_notes=lambda: list(chain.from_iterable(read() for read in notes)),
+        read_node_labels=read_node_labels,
+        read_notes=partial(collect_notes, notes),
         make_engines=make_engines,
     )
     if options["scrape"]:
@@ -352,6 +366,7 @@ def choose_collector(
         return partial(make_scraper, lambda: urls)
 
     targets = _watch_targets(options, stack)
+    # Its notes come first, because without targets the page is empty.
     notes.insert(0, targets.notes)
 
     def discover_and_make() -> Collector:
@@ -367,11 +382,12 @@ def choose_collector(
 
 
 def _watch_owners(options: Options, stack: ExitStack) -> ApiMap[PodName, WorkloadOwner] | None:
-    if options["owners"] == "api" or (options["owners"] == "auto" and _uses_api(options)):
-        config = load_config(options["kubeconfig"])
-        owners = ApiMap(config, PODS_PATH, parse_owner, "owners of pods")
-        return stack.enter_context(closing(owners))
-    return None
+    wanted = options.get("owners", "none")
+    if wanted == "none" or (wanted == "auto" and not _uses_api(options)):
+        return None
+    config = load_config(options["kubeconfig"])
+    owners = ApiMap(config, PODS_PATH, parse_owner, "owners of pods")
+    return stack.enter_context(closing(owners))
 
 
 def _watch_node_labels(options: Options, stack: ExitStack) -> ApiMap[str, dict[str, str]] | None:
@@ -397,16 +413,15 @@ def _watch_endpoints(options: Options, stack: ExitStack) -> ApiMap[PodName, PodE
     return stack.enter_context(closing(endpoints))
 
 
-def _watch_queue(options: Options, stack: ExitStack, cluster: Cluster) -> QueueWatch | None:
+def _watch_queue(options: Options, stack: ExitStack, cluster: Cluster) -> QueueWatch:
     """Watches the pods that wait for GPUs."""
-    if not options["queue"]:
-        return None
     with naming_option("--queue"):
         config = load_config(options["kubeconfig"])
     return stack.enter_context(closing(QueueWatch(config, lambda: cluster.published.state)))
 
 
 def _watch_targets(options: Options, stack: ExitStack) -> KubernetesTargets:
+    # These options have a meaning only for TLS.
     https = bool(options["exporter_ca_file"] or options["exporter_insecure_skip_verify"])
     selector = ServiceSelector.parse(options["discover_kubernetes"])
     targets = KubernetesTargets(load_config(options["kubeconfig"]), selector, https=https)
@@ -423,7 +438,7 @@ def _prometheus_server(options: Options) -> PrometheusServer:
         url=options["prometheus"],
         access=access,
         match=options["match"].strip(),
-        node_labels=_names(options["node_label"]),
+        node_labels=_split_node_label(options["node_label"]),
         cluster_label=options["cluster_label"],
         reads_tokens=options.get("token_metrics") != "none",
     )
@@ -439,8 +454,8 @@ def _uses_api(options: Options) -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(filter(None, map(str.strip, text.split(","))))
+def _split_node_label(text: str) -> tuple[str, ...]:
+    names = tuple(split_list(text))
     if not names:
         example = "Hostname,hostname,node,instance"
         raise UsageError(f"--node-label is empty: give at least one label, for example {example}")

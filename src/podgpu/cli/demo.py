@@ -63,7 +63,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     log = logging.getLogger("podgpu")
     # Simulated GPUs without some values would fill the screen before the addresses.
     log.setLevel(logging.ERROR)
-    read = read_prices(prices)
+    read_price_file = read_prices(prices)
     with ExitStack() as stack:
         nodes = []
         for number, spec in enumerate([gpus, *OTHER_GPUS]):
@@ -73,10 +73,12 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
             content = f"{pods} pods" if pods else "a node without Kubernetes"
             click.echo(f"SIMULATED {node.name}: {spec}, {content}")
 
-        exporters = [make_exporter(node, read) for node in nodes]
+        exporters = [make_exporter(node, read_price_file) for node in nodes]
         # In parallel, because each exporter waits a second between its first two readings.
         with ThreadPoolExecutor(len(exporters)) as pool:
-            list(pool.map(lambda exporter: exporter.agent.warm_up(), exporters))
+            warm_ups = [pool.submit(exporter.agent.warm_up) for exporter in exporters]
+        for warm_up in warm_ups:
+            warm_up.result()  # raises its error
 
         targets: list[str] = []
         engines = DemoEngines(nodes)
@@ -87,9 +89,10 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
             read_owners=partial(find_owners, nodes),
             make_engines=partial(EngineReader, engines.endpoints),
         )
-        cluster = Cluster(make_collector, CLUSTER, read)
+        cluster = Cluster(make_collector, CLUSTER, read_price_file)
         recorder = cluster_recorder(cluster)
-        write_past(exporters, recorder, read()[0], time.time())
+        price_list, _ = read_price_file()
+        write_past(exporters, recorder, price_list, time.time())
         for exporter in exporters:
             exporter.agent.read_telemetry()  # the last values may be too old by now
         past = SqlitePast(recorder, lambda: cluster.published.state)
@@ -101,11 +104,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         listeners = []
         for number, exporter in enumerate(exporters):
             services += [exporter.agent, exporter.recorder]
-            where = address
-            if number:
-                # After the port of the cluster view, so that Prometheus can scrape the node.
-                where = Address(address.host, address.port and address.port + 1 + number)
-            listeners.append(Listener(exporter.application, where))
+            listeners.append(Listener(exporter.application, _choose_address(address, number)))
         services += [cluster, recorder, savings]
         listeners.append(Listener(engines.application, Address(_LOOPBACK, 0)))
         listeners.append(Listener(app, cluster_address, "--cluster-address"))
@@ -115,12 +114,14 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         stack.callback(stopping.set)
 
         def on_listening(bound: Sequence[Address]) -> None:
-            *addresses, of_engines, of_cluster = bound
-            engines.port = of_engines.port
+            # In the order of `listeners`.
+            *node_addresses, engines_address, bound_cluster = bound
+            engines.port = engines_address.port
 
-            for where in addresses:
-                targets.append(f"http://{where.host or _LOOPBACK}:{where.port}/metrics")
-            _print_overview(nodes, [*addresses, of_cluster], script)
+            for node_address in node_addresses:
+                host = node_address.host or _LOOPBACK
+                targets.append(f"http://{host}:{node_address.port}/metrics")
+            _print_overview(nodes, node_addresses, bound_cluster, script)
             log.setLevel(logging.NOTSET)
             arguments = (script, stopping)
             threading.Thread(target=perform, args=arguments, name="demo", daemon=True).start()
@@ -129,10 +130,18 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     click.echo("demo ended")
 
 
+def _choose_address(address: Address, number: int) -> Address:
+    """Returns where the exporter of the node with this number listens."""
+    # Port 0 is any free port.
+    if number == 0 or address.port == 0:
+        return address
+    # The next port is that of the cluster view. The others are fixed for Prometheus.
+    return Address(address.host, address.port + 1 + number)
+
+
 def _print_overview(
-    nodes: Sequence[DemoNode], bound: Sequence[Address], script: Sequence[Act]
+    nodes: Sequence[DemoNode], addresses: Sequence[Address], cluster: Address, script: Sequence[Act]
 ) -> None:
-    *addresses, cluster = bound
     click.echo("All values come from a simulated driver.\n")
     _print_address("the cluster", cluster)
     for node, address in zip(nodes, addresses, strict=True):

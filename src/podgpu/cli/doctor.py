@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
@@ -72,18 +73,20 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if _POD_VARIABLE in os.environ:
         running = find_exporter(options["path_proc"])
     if running is not None:
-        own = ctx
-        ctx = own.command.make_context(
-            own.info_name, normalize_arguments(running.arguments), parent=own.parent
+        exporter_ctx = ctx.command.make_context(
+            ctx.info_name, normalize_arguments(running.arguments), parent=ctx.parent
         )
-        findings.append(_describe_running(ctx, running))
-        _override(ctx, own)
+        findings.append(_describe_running(exporter_ctx, running))
+        _copy_flags(ctx, exporter_ctx)
+        ctx = exporter_ctx
         options = ctx.params
 
     kubernetes_is_set = is_set(ctx, "kubernetes")
     options = resolve_options(ctx, options)
 
+    # Raises UsageError, as in the exporter.
     load_protection(options["web_config_file"])
+    # By default, doctor checks the kubelet too, although the exporter does not read it.
     options["check_kubernetes"] = options["kubernetes"] or not kubernetes_is_set
     ignored = list_ignored_options(ctx, options["config"])
 
@@ -110,13 +113,13 @@ def _describe_running(ctx: click.Context, running: RunningExporter) -> Finding:
     return ok("options", text)
 
 
-def _override(ctx: click.Context, own: click.Context) -> None:
-    """Doctor's own flags override the exporter's."""
-    for name, value in own.params.items():
-        source = own.get_parameter_source(name)
+def _copy_flags(ctx: click.Context, exporter_ctx: click.Context) -> None:
+    """Lets doctor's own flags override the exporter's."""
+    for name, value in ctx.params.items():
+        source = ctx.get_parameter_source(name)
         if source is ParameterSource.COMMANDLINE:
-            ctx.params[name] = value
-            ctx.set_parameter_source(name, source)
+            exporter_ctx.params[name] = value
+            exporter_ctx.set_parameter_source(name, source)
 
 
 def examine_node(
@@ -130,7 +133,8 @@ def examine_node(
 
     Errors that would stop the exporter become findings.
     """
-    counters = choose_counters(options)[0]
+    counters, _ = choose_counters(options)
+    # These two raise UsageError for options that would stop the exporter.
     collection_of_fields(counters, options["config"].collections)
     LabelFilter(options["kubernetes_pod_label_allowlist_regex"])
     selection = parse_selection(options["devices"])
@@ -143,7 +147,9 @@ def examine_node(
         stack.callback(workers.close)
         api = ApiAccess(options["kubeconfig"])
         stack.callback(api.close)
-        stack.callback(workers.run, {"release": lambda: telemetry.release(deadline / 2)}, deadline)
+        # In a worker, because a driver that hangs must not keep doctor from ending.
+        release = partial(telemetry.release, deadline / 2)
+        stack.callback(workers.run, {"release": release}, deadline)
 
         counters, findings = _read_configmap(options, api, counters)
         sources, source_findings = _make_sources(options, api, telemetry, deadline)
@@ -166,15 +172,20 @@ def examine_node(
 
         findings += checks.check_watches(api.feeds, deadline)
         identities = make_identities(options, api)
-        required = options["kubernetes"]
         findings += checks.check_holders(
-            sources, readings, selection, identities, required, api, workers, deadline
+            sources,
+            readings,
+            selection,
+            identities,
+            options["kubernetes"],
+            api,
+            workers,
+            deadline,
         )
 
-        wanted = parse_write(options["write"])
-        sentinel_socket = options["path_nvsentinel"]
+        writers = parse_write(options["write"])
         directory = lock_directory(options)
-        findings += check_writers(wanted, api, directory, sentinel_socket, deadline)
+        findings += check_writers(writers, api, directory, options["path_nvsentinel"], deadline)
         findings.append(checks.check_host_name(options["no_hostname"]))
         return findings
 
@@ -265,11 +276,12 @@ def as_text(findings: Sequence[Finding], colour: bool = False) -> str:
 
     problems = _count(findings, Level.WRONG)
     notes = _count(findings, Level.NOTE)
-    summary = plural(problems, "problem") if problems else "no problems"
-    if notes:
-        summary += f", {plural(notes, 'note')}"
-    elif not problems:
-        summary += " found"
+    if not problems and not notes:
+        summary = "no problems found"
+    else:
+        summary = plural(problems, "problem") if problems else "no problems"
+        if notes:
+            summary += f", {plural(notes, 'note')}"
     lines += ["", summary]
     return "\n".join(lines)
 

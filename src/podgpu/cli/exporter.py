@@ -53,11 +53,16 @@ from podgpu.web.lifecycle import DEFAULT_RELEASE_SECONDS
 from podgpu.writers.write_option import parse_write
 
 if TYPE_CHECKING:
+    from socket import socket
+
+    from aiohttp.web import Application
+
+    from podgpu.web.protection import Protection
     from podgpu.writers.health_writer import HealthWriter
 
 _log = logging.getLogger("podgpu")
 _MAX_BYTES = 256 * 1024
-_ALL_FIELDS = ["*"]
+_ALL_FIELDS = ["*"]  # in `include` of a collection
 
 
 @make_command(
@@ -99,6 +104,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             prices,
             options["max_concurrent_scrapes"],
         )
+        listeners = _make_listeners(options, agent, app, protection, sockets)
 
         services: list[Service] = [agent, recorder]
 
@@ -110,17 +116,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         if push is not None:
             services.append(node_pusher(agent, push))
 
-        tls = protection.make_tls if protection else None
-        text = "listening on %s/metrics"
-        main = Listener(app, options["address"], tls=tls, announcement=text, sockets=sockets)
-        listeners = make_listeners(main, node_probes(agent), options["probe_address"])
-
-        address = options["gpu_manager_address"]
-        if address is not None:
-            app = gpu_manager_application(agent, protection)
-            text = "serving only gpu-manager's metrics on %s/metric"
-            listeners.append(Listener(app, address, "--gpu-manager-address", tls, text))
-
         limits = ConnectionLimits(
             header_seconds=options["web_read_timeout"], write_seconds=options["web_write_timeout"]
         )
@@ -130,6 +125,27 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             release=partial(agent.release, DEFAULT_RELEASE_SECONDS),
             limits=limits,
         )
+
+
+def _make_listeners(
+    options: Options,
+    agent: Agent,
+    app: Application,
+    protection: Protection | None,
+    sockets: Sequence[socket],
+) -> list[Listener]:
+    """Returns the listeners for `app`, for probes and for gpu-manager's metrics."""
+    tls = protection.make_tls if protection else None
+    text = "listening on %s/metrics"
+    main = Listener(app, options["address"], tls=tls, announcement=text, sockets=sockets)
+    listeners = make_listeners(main, node_probes(agent), options["probe_address"])
+
+    address = options["gpu_manager_address"]
+    if address is not None:
+        manager_app = gpu_manager_application(agent, protection)
+        text = "serving only gpu-manager's metrics on %s/metric"
+        listeners.append(Listener(manager_app, address, "--gpu-manager-address", tls, text))
+    return listeners
 
 
 def _make_health_writer(options: Options, api: ApiAccess, agent: Agent) -> HealthWriter | None:
@@ -177,6 +193,7 @@ def resolve_options(ctx: click.Context, options: dict[str, Any]) -> dict[str, An
 
         engine = parse_address(options["remote_hostengine_info"])
 
+    # Used only with DCGM, but errors in them are reported with every source.
     parse_selection(options["switch_devices"], "-s")
     parse_selection(options["cpu_devices"], "-p")
     if options["gpu_manager_address"] and not options["gpu_manager_metrics"]:
@@ -202,18 +219,20 @@ def list_ignored_options(ctx: click.Context, config: ConfigFile) -> list[str]:
     return warnings
 
 
-def _print_once(agent: Agent, options: Mapping[str, Any]) -> None:
+def _print_once(agent: Agent, options: Options) -> None:
     try:
         agent.warm_up()
         published = agent.published
         print_out(published.fresh.plain)
         if not has_readings(published.state):
-            raise StartError(f"no GPU could be read: {_find_reason(published.state, options)}")
+            raise StartError(
+                f"no GPU could be read: {_explain_no_readings(published.state, options)}"
+            )
     finally:
         agent.stop()
 
 
-def _find_reason(state: NodeState, options: Mapping[str, Any]) -> str:
+def _explain_no_readings(state: NodeState, options: Options) -> str:
     if state.gpus_visible and not state.devices:
         return f"-d {options['devices']} selects none of this node's GPUs"
     failed = [source.message for source in state.sources if source.up is False]
@@ -249,6 +268,7 @@ def merge_config_file(ctx: click.Context, options: dict[str, Any]) -> dict[str, 
         if value is not None and not is_set(ctx, name):
             from_file[name] = value
 
+    # -f and -m override both ways in which the file can choose counters.
     if is_set(ctx, "collectors") or options["configmap_data"] != "none":
         config = config._replace(counters=None)
         from_file.pop("collectors", None)

@@ -38,7 +38,7 @@ def command(pattern: str) -> None:
             f"no field has {pattern!r} in its name; podgpu fields without a text lists all fields"
         )
 
-    print_lines(write_table(_HEADER, rows, len(_HEADER)))
+    print_lines(write_table(_HEADER, rows, text_columns=len(_HEADER)))
 
 
 def _describe_successor(field: Field) -> str:

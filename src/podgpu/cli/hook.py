@@ -42,6 +42,7 @@ def command(**options: Any) -> None:
     if os.path.ismount(path):
         problem = "is a mount point and cannot be replaced: mount its directory"
         raise UsageError(f"--podlist {path} {problem}")
+    # Set by a runtime that starts the plugin itself.
     descriptor = os.environ.get("NRI_PLUGIN_SOCKET", "")
     if descriptor and not descriptor.isdecimal():
         problem = "must be the number of an open connection"

@@ -13,6 +13,7 @@ from podgpu.errors import SourceError, StartError, few_of
 
 _SELECTOR = "app.kubernetes.io/component=exporter"
 _CONTAINER = "podgpu"
+DEFAULT_PORT = 9400
 _SECONDS = 60.0
 _LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")  # as klog writes it
 
@@ -69,7 +70,7 @@ class Kubectl(NamedTuple):
 class ExporterPod(NamedTuple):
     namespace: str
     name: str
-    port: int | None  # of its metrics
+    port: int  # of its metrics
 
     def run(
         self,
@@ -93,11 +94,11 @@ def list_exporters(kubectl: Kubectl, node: str) -> list[ExporterPod]:
     running = []
     try:
         for pod in json.loads(answer)["items"]:
-            container = _find_container(pod)
-            if container is not None and pod["status"]["phase"] == "Running":
-                metadata = pod["metadata"]
-                port = _find_port(container)
-                running.append(ExporterPod(metadata["namespace"], metadata["name"], port))
+            metadata = pod["metadata"]
+            for container in pod["spec"]["containers"]:
+                if container["name"] == _CONTAINER and pod["status"]["phase"] == "Running":
+                    port = _find_port(container)
+                    running.append(ExporterPod(metadata["namespace"], metadata["name"], port))
     except (ValueError, KeyError, TypeError) as error:
         raise SourceError("malformed", "kubectl get pods returned no list of pods") from error
 
@@ -111,13 +112,8 @@ def list_exporters(kubectl: Kubectl, node: str) -> list[ExporterPod]:
     return running
 
 
-def _find_container(pod: dict[str, Any]) -> dict[str, Any] | None:
-    containers = pod["spec"]["containers"]
-    return next((each for each in containers if each["name"] == _CONTAINER), None)
-
-
-def _find_port(container: dict[str, Any]) -> int | None:
+def _find_port(container: dict[str, Any]) -> int:
     for port in container.get("ports", ()):
         if port.get("name") == "metrics":
             return int(port["containerPort"])
-    return None
+    return DEFAULT_PORT

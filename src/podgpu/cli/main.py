@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
-from itertools import chain
 from typing import ClassVar
 
 import click
@@ -76,7 +75,10 @@ class _Commands(click.Group):
     examples = _EXAMPLES
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(chain(*self.sections.values()))
+        names: list[str] = []
+        for commands in self.sections.values():
+            names += commands
+        return names
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -149,10 +151,9 @@ def kubectl_main() -> None:
 
 
 def run_kubectl(arguments: list[str]) -> int:
-    """Like `run`, for `kubectl podgpu`."""
-    first = arguments[0] if arguments else ""
-    is_command = first and not first.startswith("-")
-    if not is_command and first not in ("-h", "--help", "--version"):
+    """Like `run`, for `kubectl podgpu`. Without a command, the options are those of `top`."""
+    first = arguments[0] if arguments else "-"
+    if first.startswith("-") and first not in ("-h", "--help", "--version"):
         arguments = ["top", *arguments]
     return run(arguments, kubectl_cli, KUBECTL_PROGRAM)
 
@@ -165,6 +166,7 @@ def _run_process(run_arguments: Callable[[list[str]], int], arguments: list[str]
     # Only the exporter handles SIGUSR1. By default, the signal would end the other commands.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
+        # Until here, Ctrl-C ended the process without a traceback (see `__main__`).
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run_arguments(arguments)
     except KeyboardInterrupt:
@@ -192,7 +194,7 @@ def run(arguments: list[str], group: click.Group = cli, program: str = "podgpu")
 
     0 for success, 1 if podgpu cannot run or found a problem, 2 for wrong usage.
     """
-    if arguments[:1] and arguments[0] in COMMANDS:
+    if arguments and arguments[0] in COMMANDS:
         arguments = normalize_arguments(arguments)
     try:
         result = group.main(arguments, prog_name=program, standalone_mode=False)
@@ -200,10 +202,11 @@ def run(arguments: list[str], group: click.Group = cli, program: str = "podgpu")
         click.echo(error.ctx.get_help(), err=True)
         return 2
     except click.UsageError as error:
-        known = group.list_commands(click.Context(group))
-        command = f" {arguments[0]}" if arguments[0] in known else ""
         text = _CREDENTIALS.sub("…@", _explain(error))
-        return _fail(f"{text} (see {program}{command} --help)", 2)
+        help_command = program
+        if arguments[0] in group.list_commands(click.Context(group)):
+            help_command += f" {arguments[0]}"
+        return _fail(f"{text} (see {help_command} --help)", 2)
     except click.Abort:
         return 130
     except UsageError as error:
@@ -216,12 +219,14 @@ def run(arguments: list[str], group: click.Group = cli, program: str = "podgpu")
             raise
         return _fail(_explain_missing(package, arguments[0]), 1)
 
+    # Most commands return None. They raise an error if they fail.
     return result if isinstance(result, int) else 0
 
 
 def _explain_missing(package: str, command: str) -> str:
     install = INSTALL_EXTRA.format(extra=command)
     text = f"podgpu {command} needs the package {package}: run {install}"
+    # No image contains the packages of mcp.
     if command != "mcp":
         text += ", or use the image with the tag -autoscale"
     return text
@@ -232,11 +237,12 @@ def _explain(error: click.UsageError) -> str:
 
     click's own text names the environment variable even if the value came from the flag.
     """
+    # A missing argument has no message of its own.
     if not isinstance(error, click.BadParameter) or error.param is None or not error.message:
         return error.format_message()
-    flag = max(error.param.opts, key=len)
+    longest_name = max(error.param.opts, key=len)
     origin = describe_origin(error.param, error.ctx)
-    return f"{flag}: {error.message}{origin}"
+    return f"{longest_name}: {error.message}{origin}"
 
 
 def _fail(message: str, code: int, remedy: str = "") -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from podgpu.cli.options import make_command
-from podgpu.cli.view_options import PERIOD_SECONDS, find_view
+from podgpu.cli.view_options import PERIOD_SECONDS, open_view
 from podgpu.errors import SourceError, UsageError
 from podgpu.kube.config import is_loopback
 
@@ -32,7 +32,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         raise UsageError("--token-file needs -a: only HTTP has a token")
     if address is not None and not token_file:
         raise UsageError("-a needs --token-file: over HTTP, every request must have a token")
-    client = find_view(ctx).open(PERIOD_SECONDS)
+    client = open_view(ctx, PERIOD_SECONDS)
 
     # Imports the MCP SDK, which is an optional dependency of 70 MB.
     from podgpu.tools.assistant.server import PATH, read_token, serve_http, serve_stdio

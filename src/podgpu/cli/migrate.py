@@ -42,6 +42,7 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     _check(files, options)
     migrated = {name: _migrate(_read(name), name) for name in files}
     if not files:
+        # --expr is reported like a file of this name.
         try:
             migrated["--expr"] = rewrite_query(options["expr"])
         except PromqlError as e:
@@ -50,7 +51,8 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     for name, result in migrated.items():
         _report(name, result)
 
-    if any(result.unconverted for result in migrated.values()) and not options["force"]:
+    has_problem = any(result.unconverted for result in migrated.values())
+    if has_problem and not options["force"]:
         text = "podgpu: nothing was written; use --force to write the converted queries"
         click.echo(text, err=True)
         return 1
@@ -61,6 +63,7 @@ def command(files: tuple[str, ...], **options: Any) -> int:
         elif not options["in_place"]:
             print_out(result.text)
         elif result.changed:
+            # Keeps the permissions, because the new file replaces the old one.
             mode = stat.S_IMODE(Path(name).stat().st_mode)
             AtomicFile(name, mode=mode, option="--in-place").write(result.text.encode())
     return 0
@@ -106,8 +109,9 @@ def _migrate(text: str, name: str) -> RewriteResult:
 
 def _report(name: str, result: RewriteResult) -> None:
     shown = "standard input" if name == _STDIN else one_line(name)
+    notes = dict.fromkeys(result.notes)  # without repetitions, in their order
     lines = [f"not converted: {one_line(sentence)}" for sentence in result.unconverted]
-    lines += [f"note: {one_line(sentence)}" for sentence in dict.fromkeys(result.notes)]
+    lines += [f"note: {one_line(sentence)}" for sentence in notes]
 
     if not result.changed and not result.unconverted:
         lines.append("nothing to convert")

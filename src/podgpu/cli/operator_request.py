@@ -20,6 +20,7 @@ def send_operator_request(url: str, action: str, query: Mapping[str, str]) -> st
     text = one_line(response.body.decode(errors="replace").strip())[:_MAX_TEXT]
     if response.status == 200:
         return text
+    # Only an exporter has this path. Another server answers with its own text.
     if response.status == 404 and action == "release":
         text = "it is no exporter of podgpu, so it does not have the driver open"
     raise SourceError(

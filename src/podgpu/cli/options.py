@@ -98,6 +98,7 @@ def _read_options() -> dict[str, tuple[Option, ...]]:
     """
     text = Path(__file__).with_suffix(".csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(text.splitlines()))
+    # Own options come first, so that they replace shared ones of the same name.
     rows.sort(key=lambda row: row["command"].startswith("exporter"))
 
     commands: defaultdict[str, dict[str, Option]] = defaultdict(dict)
@@ -148,37 +149,43 @@ def _parse_seconds(unit: str, text: str) -> float:
     return seconds
 
 
-def _parse_listen_address(may_be_none: bool, text: str) -> Address | None:
-    if may_be_none and text in ("", "none"):
-        return None
+def _parse_listen_address(text: str) -> Address:
     # Imports aiohttp, which most runs of the hook do not need.
     from podgpu.web.app import parse_address
 
     return parse_address(text)
 
 
+def _parse_optional_address(text: str) -> Address | None:
+    if text in ("", "none"):
+        return None
+    return _parse_listen_address(text)
+
+
 def _make_type(kind: str) -> click.ParamType:  # type: ignore[type-arg]
-    name, _, rest = kind.partition(":")
+    name, _, argument = kind.partition(":")
     if name in _PLAIN_UNITS:
         return _Parsed("duration", partial(_parse_seconds, _PLAIN_UNITS[name]))
-    if name.startswith("ADDRESS"):
-        return _Parsed(name, partial(_parse_listen_address, name == "ADDRESS|none"))
+    if name == "ADDRESS":
+        return _Parsed(name, _parse_listen_address)
+    if name == "ADDRESS|none":
+        return _Parsed(name, _parse_optional_address)
     if name == "bool":
         return click.BOOL
     if name == "choice":
-        return click.Choice(rest.split("|"))
+        return click.Choice(argument.split("|"))
     if name == "whole":
-        low, _, high = rest.partition("-")
+        low, _, high = argument.partition("-")
         return click.IntRange(int(low), int(high))
     return click.STRING
 
 
-def describe_origin(param: click.Parameter | None, ctx: click.Context | None) -> str:
+def describe_origin(param: click.Parameter, ctx: click.Context | None) -> str:
     """Returns a note that names the environment variable or file that sets the option.
 
     Empty for flags.
     """
-    if param is None or ctx is None or param.name is None:
+    if ctx is None or param.name is None:
         return ""
     files = ctx.meta.get(FROM_FILE, {})
     if param.name in files:
@@ -191,6 +198,11 @@ def describe_origin(param: click.Parameter | None, ctx: click.Context | None) ->
 def is_set(ctx: click.Context, parameter: str) -> bool:
     """Returns True if a flag or an environment variable sets the option."""
     return ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+
+
+def split_list(text: str) -> list[str]:
+    """Returns the values of an option that are separated by commas. Drops empty ones."""
+    return [value.strip() for value in text.split(",") if value.strip()]
 
 
 def is_kubectl_plugin(ctx: click.Context) -> bool:
@@ -212,6 +224,8 @@ def naming_option(option: str) -> Iterator[None]:
 Example = tuple[str, str]  # command line, description
 _HELP_ALL = "podgpu.help_all"
 _VERSION_NAMES = ("-v", "--version")
+_GO_SHORT = re.compile(r"-?(-[A-Za-z])")
+_GO_LONG = re.compile(r"-[a-z][\w-]+")
 _NAMES_WIDTH = 30
 
 
@@ -271,20 +285,23 @@ def _make_option(row: Option) -> click.Option:
     if row.kind == "flag":
         return click.Option(names, help=row.help, is_flag=True)
 
-    more: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "type": _make_type(row.kind),
         "envvar": row.env or None,
         "show_envvar": True,
         "default": row.default,
+        # A flag that is not given is false, which goes without saying.
         "show_default": row.default not in ("", "false"),
     }
     if row.kind == "bool":
-        more["is_flag"] = False
-        more["flag_value"] = "true"
-        more["metavar"] = "" if row.default == "false" else "[true|false]"
-    elif row.kind.isupper() or row.kind.startswith("ADDRESS"):
-        more["metavar"] = row.kind
-    return click.Option(names, help=row.help, **more)
+        # As in Go, the value is optional: --debug means --debug=true.
+        settings["is_flag"] = False
+        settings["flag_value"] = "true"
+        settings["metavar"] = "" if row.default == "false" else "[true|false]"
+    elif row.kind.isupper() or row.kind == "ADDRESS|none":
+        # A placeholder such as FILE. click describes values of the other kinds itself.
+        settings["metavar"] = row.kind
+    return click.Option(names, help=row.help, **settings)
 
 
 class GroupedCommand(click.Command):
@@ -305,24 +322,29 @@ class GroupedCommand(click.Command):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            name = str(error).partition(" ")[0].rstrip(":")
-            param = next((param for param in self.params if name in param.opts), None)
-            raise UsageError(f"{error}{describe_origin(param, ctx)}") from error
+            # Messages about a value begin with the option.
+            option = str(error).partition(" ")[0].rstrip(":")
+            for param in self.params:
+                if option in param.opts:
+                    raise UsageError(f"{error}{describe_origin(param, ctx)}") from error
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        group_of = {"--help-all": "common", "--help": "common", "--version": "common"}
-        for row in self.rows:
-            if row.common or ctx.meta.get(_HELP_ALL):
-                group_of[f"--{row.flag}"] = row.group
-
+        rows = {row.parameter: row for row in self.rows}
         records = defaultdict(list)
         for param in self.get_params(ctx):
+            # Arguments are in the line of usage.
+            if not isinstance(param, click.Option):
+                continue
+            # --help, --help-all and --version have no row.
+            row = rows.get(param.name or "", Option("help"))
+            if not row.common and not ctx.meta.get(_HELP_ALL):
+                continue
             if is_kubectl_plugin(ctx):
                 param = _describe_for_plugin(param)
-            group = next((group_of[name] for name in param.opts if name in group_of), "")
             record = param.get_help_record(ctx)
             if record is not None:
-                records[group].append(record)
+                records[row.group].append(record)
 
         for group, title in GROUPS.items():
             if records[group]:
@@ -336,9 +358,9 @@ class GroupedCommand(click.Command):
         write_examples(formatter, examples)
 
 
-def _describe_for_plugin(param: click.Parameter) -> click.Parameter:
+def _describe_for_plugin(param: click.Option) -> click.Option:
     """The plugin reads through the API server, unless an option names an address."""
-    if not isinstance(param, click.Option) or param.name not in _PLUGIN_HELP:
+    if param.name not in _PLUGIN_HELP:
         return param
     described = copy(param)
     described.help = f"{param.help} {_PLUGIN_HELP[param.name]}"
@@ -348,12 +370,12 @@ def _describe_for_plugin(param: click.Parameter) -> click.Parameter:
 
 def _list_plugin_examples(examples: Sequence[Example]) -> list[Example]:
     """Returns the examples that read through the API server, or that name no source at all."""
-    through_api = [each for each in examples if _KUBE_FLAG in each[0]]
-    without_source = [each for each in examples if not _ADDRESS_FLAG.search(each[0])]
+    through_api = [example for example in examples if _KUBE_FLAG in example[0]]
+    without_source = [example for example in examples if not _ADDRESS_FLAG.search(example[0])]
     shown = []
     for command, meaning in through_api or without_source:
-        _, _, rest = command.replace(_KUBE_FLAG, "").partition(" ")
-        shown.append((f"{KUBECTL_PROGRAM} {rest}", meaning))
+        arguments = command.replace(_KUBE_FLAG, "").removeprefix("podgpu ")
+        shown.append((f"{KUBECTL_PROGRAM} {arguments}", meaning))
     return shown
 
 
@@ -376,13 +398,13 @@ def normalize_arguments(arguments: Sequence[str]) -> list[str]:
 
     normal = []
     for argument in arguments:
-        short = re.fullmatch(r"-?(-[A-Za-z])(=(.*))?", argument, re.DOTALL)
-        long = re.fullmatch(r"-([a-z][\w-]+)(=.*)?", argument, re.DOTALL)
+        name, equals, value = argument.partition("=")
+        short = _GO_SHORT.fullmatch(name)
         if short and short[1] in names:
             normal.append(short[1])
-            if short[2]:
-                normal.append(short[3])
-        elif long and f"--{long[1]}" in names:
+            if equals:
+                normal.append(value)
+        elif _GO_LONG.fullmatch(name) and f"-{name}" in names:
             normal.append(f"-{argument}")
         else:
             normal.append(argument)

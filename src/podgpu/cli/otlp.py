@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from functools import partial
 from urllib.parse import unquote
 
 import click
@@ -21,9 +20,10 @@ _PREFIX = "OTEL_EXPORTER_OTLP_"
 _PROTOCOL = "http/protobuf"
 _GRPC_PORT = ":4317"
 _DEFAULT_TIMEOUT = 10.0
+_MAX_DIGITS = 9  # of milliseconds: 11 days. Much larger numbers raise OverflowError in a timer.
 _MAX_RESPONSE_BYTES = 64 * 1024
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # name of an HTTP header
-_UNUSED = (
+_UNSUPPORTED = (
     "CLIENT_KEY",
     "CLIENT_CERTIFICATE",
     "INSECURE",
@@ -39,12 +39,11 @@ def read_push_settings(
     ctx: click.Context, options: Options, environment: Environment, *, kubernetes: bool
 ) -> PushSettings | None:
     """Returns None if nothing is sent. Raises UsageError if the options are invalid."""
-    make = partial(_make_receiver, options, environment)
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     try:
-        metrics = make("METRICS")
-        logs = make("LOGS")
+        metrics = _make_receiver(options, environment, "METRICS")
+        logs = _make_receiver(options, environment, "LOGS")
     except _UnknownProtocol as error:
         # The variables may be meant for other programs in the pod, so they must not end this one.
         if ctx.get_parameter_source("otlp") is ParameterSource.COMMANDLINE:
@@ -54,21 +53,22 @@ def read_push_settings(
     if metrics is None and logs is None:
         return None
 
-    for name in _UNUSED:
+    for name in _UNSUPPORTED:
         if environment.get(_PREFIX + name):
             _log.warning("%s%s has no effect: podgpu does not support it", _PREFIX, name)
 
     compression = environment.get(f"{_PREFIX}COMPRESSION", "")
     if compression not in _COMPRESSIONS:
-        text = "%sCOMPRESSION=%a has no effect: podgpu knows gzip, which it uses, and none"
-        _log.warning(text, _PREFIX, compression[:40])
+        warning = "%sCOMPRESSION=%a has no effect: podgpu knows gzip, which it uses, and none"
+        _log.warning(warning, _PREFIX, compression[:40])
 
+    variable = "OTEL_METRIC_EXPORT_INTERVAL"
+    text = environment.get(variable, "")
+    interval = _parse_milliseconds(variable, text, DEFAULT_INTERVAL, least=1.0)
     return PushSettings(
         metrics=metrics,
         logs=logs,
-        interval=_read_milliseconds(
-            environment, "OTEL_METRIC_EXPORT_INTERVAL", DEFAULT_INTERVAL, least=1.0
-        ),
+        interval=interval,
         compress=compression != "none",
         attributes=_read_attributes(environment),
         kubernetes=kubernetes,
@@ -90,12 +90,13 @@ def _make_receiver(options: Options, environment: Environment, signal: str) -> R
         return variable, environment.get(variable, "")
 
     exporters = environment.get(f"OTEL_{signal}_EXPORTER", "otlp").split(",")
-    url = environment.get(f"{_PREFIX}{signal}_ENDPOINT", "")
+    # The variable of a signal is a whole URL, --otlp is the address of a receiver of all signals.
     option = f"{_PREFIX}{signal}_ENDPOINT"
+    url = environment.get(option, "")
     path = ""
     if not url:
-        url = options["otlp"]
         option = "--otlp"
+        url = options["otlp"]
         path = f"v1/{signal.lower()}"
     if not url or "otlp" not in map(str.strip, exporters):
         return None
@@ -116,8 +117,8 @@ def _make_receiver(options: Options, environment: Environment, signal: str) -> R
         advice=f"see {_PREFIX}HEADERS and {_PREFIX}CERTIFICATE",
     )
 
-    timeout_variable, _ = read("TIMEOUT")
-    timeout = _read_milliseconds(environment, timeout_variable, _DEFAULT_TIMEOUT, least=0.1)
+    variable, text = read("TIMEOUT")
+    timeout = _parse_milliseconds(variable, text, _DEFAULT_TIMEOUT, least=0.1)
 
     with naming_option(option):
         client = HttpClient(url, access, timeout=timeout, max_bytes=_MAX_RESPONSE_BYTES)
@@ -159,13 +160,14 @@ def _parse_pairs(variable: str, text: str) -> dict[str, str]:
     return pairs
 
 
-def _read_milliseconds(
-    environment: Environment, variable: str, default: float, *, least: float
-) -> float:
-    text = environment.get(variable, "").strip()
+def _parse_milliseconds(variable: str, text: str, default: float, *, least: float) -> float:
+    """Returns seconds. `default` and `least` are seconds, too."""
+    text = text.strip()
     if not text:
         return default
-    seconds = int(text) / 1000 if text.isdecimal() and len(text) < 10 else 0.0
+    seconds = 0.0
+    if text.isdecimal() and len(text) <= _MAX_DIGITS:
+        seconds = int(text) / 1000
     if seconds < least:
         raise UsageError(
             f"{variable}={text[:40]!a} must be a number of milliseconds, at least {least * 1000:g}"

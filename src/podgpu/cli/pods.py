@@ -12,7 +12,7 @@ import click
 from podgpu.charge import Waste
 from podgpu.cli.options import make_command
 from podgpu.cli.tables import UNKNOWN, write_table
-from podgpu.cli.view_options import find_view, make_at_query, parse_at, print_answer
+from podgpu.cli.view_options import make_at_query, open_view, parse_at, print_answer
 from podgpu.errors import UsageError, plural, utc_text
 from podgpu.fleet.pod_list import PodRow, PodsResponse
 from podgpu.top.table import format_duration, format_gib, format_gpus, format_percent
@@ -32,7 +32,6 @@ _HEADER = (
     "Cost{}/h",
     "Wasted{}/h",
 )
-_TEXT_COLUMNS = 3
 _ORDERS: dict[str, Callable[[PodRow], float]] = {
     "gpus": lambda row: row.allocated_gpus,
     "idle": lambda row: row.idle_gpus,
@@ -58,7 +57,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         raise UsageError("--namespace selects rows of the table: leave it out with -o json")
 
     at = parse_at(options["at"])
-    client = find_view(ctx).open(_TIMEOUT)
+    client = open_view(ctx, _TIMEOUT)
     write = partial(_write, at, namespace, options["sort"])
     print_answer(client, _PATH, make_at_query(at), options["output"], PodsResponse, write)
 
@@ -67,8 +66,9 @@ def _write(at: float | None, namespace: str, order: str, answer: PodsResponse) -
     if at is not None:
         yield f"As of {utc_text(at)}"
 
-    rows = [row for row in answer.pods if namespace in ("", row.namespace)]
-    if order in _ORDERS:
+    rows = [row for row in answer.pods if not namespace or row.namespace == namespace]
+    # The server sorts by name.
+    if order != "name":
         rows.sort(key=_ORDERS[order], reverse=True)
 
     if answer.simulated:
@@ -81,7 +81,8 @@ def _write(at: float | None, namespace: str, order: str, answer: PodsResponse) -
     now = answer.taken_at or time.time()
     money = f" {answer.currency}" if answer.currency else ""
     header = [title.format(money) for title in _HEADER]
-    yield from write_table(header, [_write_row(row, now) for row in rows], _TEXT_COLUMNS)
+    table = [_write_row(row, now) for row in rows]
+    yield from write_table(header, table, text_columns=3)
 
 
 def _write_row(row: PodRow, now: float) -> list[str]:
@@ -91,6 +92,7 @@ def _write_row(row: PodRow, now: float) -> list[str]:
     if len(row.nodes) == 1:
         place = row.nodes[0]
 
+    # Without any GPU of known use, 0 idle GPUs would be wrong.
     idle_gpus = UNKNOWN
     if row.unknown_gpus < row.allocated_gpus:
         idle_gpus = format_gpus(row.idle_gpus)
@@ -119,7 +121,7 @@ def _write_money(amount: float | None) -> str:
 
 def _sum_waste(row: PodRow) -> float | None:
     """Returns the cost of all parts of waste. None if no part is known."""
-    if row.waste is None or row.waste.cost_per_hour in (None, Waste()):
+    waste = None if row.waste is None else row.waste.cost_per_hour
+    if waste is None or waste == Waste():
         return None
-    assert row.waste.cost_per_hour is not None
-    return row.waste.cost_per_hour.total
+    return waste.total

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import click
 
-from podgpu.cli.kubectl_exec import Kubectl, list_exporters
+from podgpu.cli.kubectl_exec import DEFAULT_PORT, Kubectl, list_exporters
 from podgpu.cli.operator_request import send_operator_request
 from podgpu.cli.options import make_command
-
-_URL = "localhost:9400"
 
 
 @make_command(
@@ -26,15 +24,15 @@ def command(node: str, seconds: int, url: str) -> None:
     commands in podgpu's namespace (`pods/exec`).
     """
     if not node:
-        text = send_operator_request(url or _URL, "release", {"seconds": str(seconds)})
+        own_url = url or f"localhost:{DEFAULT_PORT}"
+        text = send_operator_request(own_url, "release", {"seconds": str(seconds)})
         click.echo(text)
         return
 
     kubectl = Kubectl("release")
+    # A node may have several exporters. Each has the driver open.
     for pod in list_exporters(kubectl, node):
-        place = url or _URL
-        if pod.port and not url:
-            place = f"localhost:{pod.port}"
-        command = ["podgpu", "release", "--seconds", str(seconds), "--url", place]
-        text = pod.run(kubectl, *command)
+        pod_url = url or f"localhost:{pod.port}"
+        words = ["podgpu", "release", "--seconds", str(seconds), "--url", pod_url]
+        text = pod.run(kubectl, *words)
         click.echo(f"{node}: {text}")

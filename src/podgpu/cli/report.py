@@ -24,17 +24,17 @@ from podgpu.cli.bills import (
 )
 from podgpu.cli.options import make_command
 from podgpu.cli.savings import (
-    LINES,
+    ADVICE_HEADER,
     SAVINGS_PATH,
-    TOTALS,
+    TOTALS_HEADER,
     describe_savings,
     list_notes,
-    make_lines,
+    make_advice,
     make_totals,
 )
 from podgpu.cli.tables import UNKNOWN, write_amount, write_period
 from podgpu.cli.terminal import print_out
-from podgpu.cli.view_options import PERIOD_SECONDS, find_view, make_at_query, parse_at
+from podgpu.cli.view_options import PERIOD_SECONDS, make_at_query, open_view, parse_at
 from podgpu.errors import SourceError, utc_text
 from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import View, decode_view
@@ -46,7 +46,17 @@ from podgpu.past.token_costs import TokenFigures
 from podgpu.view_address import ViewClient, decode_answer, read_answer
 
 _TOP_OWNERS = 10
+_SIMILAR_LENGTH = 0.02  # fraction of the period; a smaller difference is not worth a note
 _ALL_COLUMNS = tuple(COLUMNS)
+_TOKEN_COSTS = (
+    "per million tokens",
+    "used",
+    "waiting",
+    "idle",
+    "per million of the time used",
+    "of these, prompt",
+    "generated",
+)
 _MARKUP = re.compile(r"[\\`*_~\[\]<>|&@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Matches the characters to escape in Markdown: those of markup, HTML, cells and bare addresses."""
 _CODE = re.compile("`([^`]+)`")
@@ -96,25 +106,25 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     Reads the API of `podgpu cluster`, or of an exporter with --history-dir.
     """
-    range = options["range"]
+    period = options["range"]
     at = parse_at(options["at"])
-    query = make_range_query(range, options["by"], at)
+    query = make_range_query(period, options["by"], at)
 
-    client = find_view(ctx).open(PERIOD_SECONDS)
+    client = open_view(ctx, PERIOD_SECONDS)
     if options["format"] == "csv":
-        print_out(client.get_blocking(RANGE_PATH, query | {"format": "csv"}))
+        print_out(client.get_blocking(RANGE_PATH, {**query, "format": "csv"}))
         return
 
     answer = _read_range(client, query)
-    owners = _read_range(client, query | {"by": "owner"})
+    owners = _read_range(client, {**query, "by": "owner"})
     view = _read_view(client, at)
 
     start = answer.from_ if answer.recorded_from is None else answer.recorded_from
     title = write_period("GPU report", start, answer.to, answer.simulated)
 
     notes = []
-    if range != "month":
-        notes += _explain_length(answer.to - start, parse_range(range))
+    if period != "month":
+        notes += _explain_length(answer.to - start, parse_range(period))
     notes += list_bill_notes(answer)
 
     tables = _make_tables(answer, owners)
@@ -123,11 +133,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     else:
         tables += _make_health_tables(view, at)
     if answer.totals.tokens is not None:
-        models = _read_range(client, query | {"by": "model"})
+        models = _read_range(client, {**query, "by": "model"})
         tables.append(_make_token_table(models))
     if at is None:
         # Savings are about the pods of now.
-        tables += _make_savings_tables(client, range)
+        tables += _make_savings_tables(client, period)
 
     write = _write_html if options["format"] == "html" else _write_markdown
     print_out(write(title, notes, tables))
@@ -151,9 +161,9 @@ def _make_health_tables(view: View, at: float | None) -> list[_Table]:
         title = f"Broken GPUs at {utc_text(at)}"
         texts = _list_broken_then(view)
     tables = [_list_texts(title, "Problem", texts)]
-    refused = _list_refused(view)
-    if refused:
-        tables.append(_list_texts("Only Kubernetes calls them unhealthy", "GPU", refused))
+    only_kubernetes = _list_kubernetes_unhealthy(view)
+    if only_kubernetes:
+        tables.append(_list_texts("Only Kubernetes calls them unhealthy", "GPU", only_kubernetes))
     return tables
 
 
@@ -165,10 +175,10 @@ def _read_range(client: ViewClient, query: dict[str, str]) -> RangeAnswer:
     return read_answer(client, RANGE_PATH, RangeAnswer, query)
 
 
-def _make_savings_tables(client: ViewClient, range: str) -> list[_Table]:
+def _make_savings_tables(client: ViewClient, period: str) -> list[_Table]:
     """Returns no table if the server is too old, or has no history of single pods."""
-    # Savings need a day, and are computed for up to eight.
-    days = "24h" if range == "24h" else "7d"
+    # Savings are computed for one to eight days. Other periods of a report get the default.
+    days = "24h" if period == "24h" else "7d"
     try:
         body = client.get_blocking(SAVINGS_PATH, {"range": days})
     except SourceError:
@@ -181,18 +191,18 @@ def _make_savings_tables(client: ViewClient, range: str) -> list[_Table]:
     if not savings.advice:
         return tables
 
-    says = []
+    reasons = []
     for line in savings.advice:
-        says.append([line.kind, line.says, line.assumes, line.falsified_by])
+        reasons.append([line.kind, line.says, line.assumes, line.falsified_by])
     header = ["Do", "Why", "Assumes", "Falsified by"]
-    tables.append(_Table("Before and after", TOTALS, make_totals(savings)))
-    tables.append(_Table("What could be given back", LINES, make_lines(savings)))
-    tables.append(_Table("Why", header, says, is_prose=True))
+    tables.append(_Table("Before and after", TOTALS_HEADER, make_totals(savings)))
+    tables.append(_Table("What could be given back", ADVICE_HEADER, make_advice(savings)))
+    tables.append(_Table("Why", header, reasons, is_prose=True))
     return tables
 
 
 def _list_broken(view: View) -> list[str]:
-    """Returns what is wrong with the GPUs that the page counts as broken, and with nodes."""
+    """Returns what is wrong now with the GPUs that the page counts as broken, and with nodes."""
     broken = _find_gpus(view, breaks_gpu)
     texts = []
     for alert in view.alerts:
@@ -203,7 +213,7 @@ def _list_broken(view: View) -> list[str]:
 
 
 def _list_broken_then(view: View) -> list[str]:
-    """A view of the past has no alerts."""
+    """Like `_list_broken`, for a view of the past. It has no alerts."""
     texts = []
     for node in view.nodes:
         for gpu in node.gpus:
@@ -213,31 +223,31 @@ def _list_broken_then(view: View) -> list[str]:
     return texts
 
 
-def _list_refused(view: View) -> list[str]:
+def _list_kubernetes_unhealthy(view: View) -> list[str]:
     """Returns the alerts about GPUs that only Kubernetes calls unhealthy."""
-    refused = _find_gpus(view, lambda condition: condition == KUBERNETES_UNHEALTHY)
-    return [alert.text for alert in view.alerts if alert.uuid in refused and not alert.job]
+    uuids = _find_gpus(view, lambda condition: condition == KUBERNETES_UNHEALTHY)
+    return [alert.text for alert in view.alerts if alert.uuid in uuids and not alert.job]
 
 
 def _find_gpus(view: View, is_wanted: Callable[[str], bool]) -> set[str]:
     """Returns the UUIDs of the GPUs with such a condition."""
-    found = set()
+    uuids = set()
     for node in view.nodes:
         for gpu in node.gpus:
             if any(is_wanted(each.condition) for each in gpu.conditions):
-                found.add(gpu.uuid)
-    return found
+                uuids.add(gpu.uuid)
+    return uuids
 
 
-def _explain_length(seconds: float, asked: float) -> list[str]:
-    """Returns a note if the report does not cover the requested time, both in seconds."""
-    covered = 60 * round(seconds / 60)
-    if abs(covered - asked) <= 0.02 * asked:
+def _explain_length(covered: float, requested: float) -> list[str]:
+    """Returns a note if the report does not cover the requested time. Both are in seconds."""
+    covered = 60 * round(covered / 60)
+    if abs(covered - requested) <= _SIMILAR_LENGTH * requested:
         return []
     why = "there are no older records"
-    if covered > asked:
+    if covered > requested:
         why = "older usage is stored in whole hours or days"
-    lengths = f"{duration_text(covered)} instead of {duration_text(asked)}"
+    lengths = f"{duration_text(covered)} instead of {duration_text(requested)}"
     return [f"The report covers {lengths}: {why}"]
 
 
@@ -260,10 +270,9 @@ def _make_tables(answer: RangeAnswer, owners: RangeAnswer) -> list[_Table]:
 
 
 def _make_token_table(models: RangeAnswer) -> _Table:
-    costs = ["per million tokens", "used", "waiting", "idle", "per million of the time used"]
-    costs += ["of these, prompt", "generated"]
+    cost = f"Cost {models.currency}".rstrip()
     columns = ["Model", "Prompt tokens", "Generated tokens", "J per token"]
-    columns += [f"Cost {models.currency}".rstrip() + f", {cost}" for cost in costs]
+    columns += [f"{cost}, {part}" for part in _TOKEN_COSTS]
     rows = []
     for row in models.rows:
         if row.tokens is not None:
@@ -275,10 +284,13 @@ def _make_token_cells(row: RangeFigures, tokens: TokenFigures) -> list[str]:
     joules = UNKNOWN
     if tokens.joules_per_token is not None:
         joules = f"{tokens.joules_per_token:.3g}"
-    costs: list[float | None] = [None] * 4
+    # In the order of `_TOKEN_COSTS`.
+    costs: list[float | None] = []
     parts = tokens.cost_per_million
-    if parts is not None:
-        costs = [parts.total, parts.used, parts.waiting, parts.idle]
+    if parts is None:
+        costs += [None, None, None, None]
+    else:
+        costs += [parts.total, parts.used, parts.waiting, parts.idle]
     costs.append(tokens.cost_per_million_at_use)
     split = tokens.per_million
     if split is None:

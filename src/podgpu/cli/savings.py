@@ -12,7 +12,7 @@ import click
 
 from podgpu.cli.options import make_command
 from podgpu.cli.tables import UNKNOWN, count_gpus, write_amount, write_period, write_table
-from podgpu.cli.view_options import PERIOD_SECONDS, find_view, print_answer
+from podgpu.cli.view_options import PERIOD_SECONDS, open_view, print_answer
 from podgpu.errors import UsageError, one_line, plural
 from podgpu.known import divide_known
 from podgpu.past.bill import describe_owner
@@ -28,8 +28,8 @@ from podgpu.pending.reasons import number
 
 SAVINGS_PATH = "api/v1/savings"
 _GIB = 1024**3
-TOTALS = ("Per month", "GPUs", "GPU-hours", "Cost")
-LINES = (
+TOTALS_HEADER = ("Per month", "GPUs", "GPU-hours", "Cost")
+ADVICE_HEADER = (
     "Do",
     "Pods",
     "Then",
@@ -39,7 +39,7 @@ LINES = (
     "GPU-hours per month",
     "Saved per month",
 )
-PODS = (
+_PODS_HEADER = (
     "Do",
     "Pod",
     "Owner",
@@ -72,9 +72,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     try:
         parse_savings_query(query)
     except UsageError as error:
+        # range='x' becomes --range='x'
         raise UsageError(f"--{error}") from error
 
-    client = find_view(ctx).open(PERIOD_SECONDS)
+    client = open_view(ctx, PERIOD_SECONDS)
     print_answer(client, SAVINGS_PATH, query, options["output"], SavingsAnswer, _write)
 
 
@@ -83,7 +84,7 @@ def describe_savings(answer: SavingsAnswer) -> list[str]:
     totals = answer.totals
     result = (
         f"{number(totals.saved.gpus)} of {number(totals.before.gpus)} GPUs that pods hold could"
-        f" be given back: {_amounts(totals.saved, answer)} per month."
+        f" be given back: {_describe_monthly(totals.saved, answer.currency)} per month."
     )
     if totals.packed_gpus:
         result += f" Moves would bring {plural(totals.packed_gpus, 'free GPU')} together."
@@ -98,26 +99,23 @@ def describe_savings(answer: SavingsAnswer) -> list[str]:
 
 
 def make_totals(answer: SavingsAnswer) -> list[list[str]]:
-    """Returns the cells of `TOTALS`: before, what each kind saves, and after."""
+    """Returns the rows below `TOTALS_HEADER`: before, what each kind saves, and after."""
     totals = answer.totals
-    rows = [_make_total("now", totals.before)]
+    rows = [["now", *_write_monthly(totals.before)]]
     for row in answer.kinds:
+        # Packing only brings free GPUs together.
         if row.lines and row.kind != "pack":
-            rows.append(_make_total(f"{row.kind} saves", row.saved))
-    rows.append(_make_total("left", totals.after))
+            rows.append([f"{row.kind} saves", *_write_monthly(row.saved)])
+    rows.append(["left", *_write_monthly(totals.after)])
     return rows
-
-
-def _make_total(name: str, monthly: Monthly) -> list[str]:
-    return [name, *_write_monthly(monthly)]
 
 
 def _write_monthly(monthly: Monthly) -> list[str]:
     return [number(monthly.gpus), f"{monthly.gpu_hours:,.1f}", write_amount(monthly.cost)]
 
 
-def make_lines(answer: SavingsAnswer) -> list[list[str]]:
-    """Returns the cells of `LINES`."""
+def make_advice(answer: SavingsAnswer) -> list[list[str]]:
+    """Returns the rows below `ADVICE_HEADER`."""
     rows = []
     for line in answer.advice:
         names = ", ".join(name_pod(pod) for pod in line.pods)
@@ -129,12 +127,7 @@ def make_lines(answer: SavingsAnswer) -> list[list[str]]:
     return rows
 
 
-def make_pods(answer: SavingsAnswer) -> list[list[str]]:
-    """Returns the cells of `PODS`."""
-    return [_make_pod(line, pod) for line in answer.advice for pod in line.pods]
-
-
-def _make_pod(line: Advice, pod: PodAdvice) -> list[str]:
+def _write_pod(line: Advice, pod: PodAdvice) -> list[str]:
     owner = describe_owner(pod.owner) or UNKNOWN
     node = f"{pod.node} → {pod.to_node}" if pod.to_node else pod.node
     wait_percent = None if pod.wait is None else 100 * pod.wait
@@ -178,11 +171,14 @@ def _write(answer: SavingsAnswer) -> Iterator[str]:
     if not answer.advice:
         return
     yield ""
-    yield from write_table(TOTALS, make_totals(answer), 1)
+    yield from write_table(TOTALS_HEADER, make_totals(answer), text_columns=1)
     yield ""
-    yield from write_table(LINES, make_lines(answer), 3)
+    yield from write_table(ADVICE_HEADER, make_advice(answer), text_columns=3)
     yield ""
-    yield from write_table(PODS, make_pods(answer), 4)
+    pods = []
+    for line in answer.advice:
+        pods += [_write_pod(line, pod) for pod in line.pods]
+    yield from write_table(_PODS_HEADER, pods, text_columns=4)
     yield ""
     for place, line in enumerate(answer.advice, 1):
         yield f"{place}. {line.kind}: {one_line(line.says)}"
@@ -190,8 +186,8 @@ def _write(answer: SavingsAnswer) -> Iterator[str]:
         yield f"   Falsified by: {one_line(line.falsified_by)}"
 
 
-def _amounts(monthly: Monthly, answer: SavingsAnswer) -> str:
+def _describe_monthly(monthly: Monthly, currency: str) -> str:
     text = f"{monthly.gpu_hours:,.1f} GPU-hours"
-    if monthly.cost is not None and answer.currency:
-        text += f" and {monthly.cost:,.2f} {answer.currency}"
+    if monthly.cost is not None and currency:
+        text += f" and {monthly.cost:,.2f} {currency}"
     return text

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from podgpu.cli.options import Options
+from podgpu.cli.options import Options, split_list
 from podgpu.clock import Clock
 from podgpu.errors import UsageError
 from podgpu.http_client import DEFAULT_TIMEOUT, Access, redact_url
@@ -61,9 +61,18 @@ _log = logging.getLogger("podgpu")
 DEFAULT_SPEC = "8xH100"
 
 
-def node_name(default: str = "") -> str:
-    """Returns the environment variable NODE_NAME, or else `default`, or else the host name."""
-    return os.environ.get("NODE_NAME") or default or socket.gethostname()
+def node_name() -> str:
+    """Returns the environment variable NODE_NAME, or else the host name."""
+    return os.environ.get("NODE_NAME") or socket.gethostname()
+
+
+def _find_node_name(options: Options) -> str:
+    """Like `node_name`, but a remote DCGM reads the GPUs of its own host."""
+    engine = options["host_engine"]
+    # With -k, the kubelet of this node says who holds the GPUs, so they are GPUs of this node.
+    if engine is None or engine.is_local or options["kubernetes"]:
+        return node_name()
+    return os.environ.get("NODE_NAME") or engine.host
 
 
 def build_exporter_agent(
@@ -82,9 +91,7 @@ def build_exporter_agent(
         if text is not None:
             read_again = counters_in_configmap(configmap, text, options["dcgm_names"])
 
-    engine = options["host_engine"]
-    is_remote = engine is not None and not engine.is_local and not options["kubernetes"]
-    node = node_name(engine.host if is_remote else "")
+    node = _find_node_name(options)
     settings = Settings(
         node_name=node,
         interval=options["collect_interval"],
@@ -121,8 +128,6 @@ def _make_policy(options: Options, counters: CounterSpecs, node: str) -> Policy:
     host_labels = HOST_LABELS[names]
     if options["hostname_label"] != "auto":
         host_labels = (options["hostname_label"],)
-    xid_seconds = options["xid_count_window_size"]
-    clock_seconds = options["clock_events_count_window_size"]
     return Policy(
         counters=counters,
         hostname="" if options["no_hostname"] else node,
@@ -136,8 +141,8 @@ def _make_policy(options: Options, counters: CounterSpecs, node: str) -> Policy:
         gpu_manager=options["gpu_manager_metrics"],
         wait_pairs=options["wait_pairs"],
         process_metrics=options["enable_exporter_metrics"],
-        xid_window_ms=round(xid_seconds * 1000),
-        clock_window_ms=round(clock_seconds * 1000),
+        xid_window_ms=round(1000 * options["xid_count_window_size"]),
+        clock_window_ms=round(1000 * options["clock_events_count_window_size"]),
     )
 
 
@@ -186,10 +191,17 @@ def make_finder(options: Options) -> ContainerFinder:
 
 def _open_kernel_log(options: Options, clock: Clock) -> KernelLog | None:
     """Returns None if the log cannot be read, or is not needed."""
-    is_simulated = options["telemetry"].partition(":")[0] == "simulated"
-    if options["usage_from"] == "none" or (is_simulated and options["path_kmsg"] == DEFAULT_KMSG):
+    if options["usage_from"] == "none":
+        return None
+    # The machine's log says nothing about simulated GPUs.
+    if _is_simulated(options) and options["path_kmsg"] == DEFAULT_KMSG:
         return None
     return open_kernel_log(options["path_kmsg"], clock.wall)
+
+
+def _is_simulated(options: Options) -> bool:
+    telemetry: str = options.get("telemetry", "")
+    return telemetry.partition(":")[0] == "simulated"
 
 
 def make_identities(options: Options, api: ApiAccess) -> IdentityReader:
@@ -251,8 +263,8 @@ def _is_present(name: str, options: Options, api: ApiAccess) -> bool:
             return bool(options["hpc_job_mapping_dir"])
         case "processes":
             return _sees_processes(options)
-        case _:
-            return True
+    # The kubelet. If it cannot be read, this is reported.
+    return True
 
 
 def _create_source(
@@ -263,8 +275,7 @@ def _create_source(
     if argument and name in SOURCES and name not in SOURCES_WITH_ARGUMENT:
         raise UsageError(f"--allocation {name} takes no argument, but {argument!r} was given")
 
-    words = map(str.strip, options["nvidia_resource_names"].split(","))
-    resource_names = frozenset(filter(None, words))
+    resource_names = frozenset(split_list(options["nvidia_resource_names"]))
     match name:
         case "annotations":
             return AnnotationsAllocation(api.watch_pods())
@@ -298,6 +309,7 @@ def _create_source(
 
 
 def _podlist_paths(options: Options) -> tuple[str, ...]:
+    """Returns the file beside the kubelet's socket. Its usual place has alternatives."""
     path = os.path.join(os.path.dirname(options["pod_resources_kubelet_socket"]), "podlist.json")
     if os.path.normpath(path) == DEFAULT_PATHS[0]:
         return DEFAULT_PATHS
@@ -331,7 +343,7 @@ def _create_claims(options: Options, api: ApiAccess) -> DraClaims | None:
     return DraClaims(slices, DriverCheckpoint(path), ClaimReader(api.config), api.known_pods)
 
 
-# Telemetry sources
+# Telemetry sources. Commands other than the exporter have only some of its options.
 
 
 def _open_nvml(argument: str, options: Options) -> Telemetry:
@@ -339,26 +351,30 @@ def _open_nvml(argument: str, options: Options) -> Telemetry:
         shown = redact_url(argument)
         raise UsageError(f"--telemetry nvml takes no argument, but {shown} was given")
     return NvmlTelemetry(
-        count_expected=_make_counter(options),
+        count_expected=_make_gpu_counter(options),
         sees_processes=in_host_pid_namespace(),
         switch_logs=_make_switch_logs(options),
     )
 
 
-def _make_counter(options: Options) -> Callable[[], int | None]:
+def _make_gpu_counter(options: Options) -> Callable[[], int | None]:
     """Returns a function that counts the GPUs on the PCI bus."""
     return partial(count_pci_gpus, options.get("path_sysfs", "/sys"))
 
 
 def _make_switch_logs(options: Options) -> SwitchLogFactory:
     wanted = options.get("usage_from", "none")
+    # With none, or in commands without this option, no context switches are read.
     if wanted == "none":
         wanted = "samples"
     return SwitchLogFactory(wanted)
 
 
-def simulated_driver(spec: str = "") -> SimulatedNvml:
-    """Creates a simulated driver. The UUIDs of its GPUs depend on the node's name."""
+def simulated_driver(spec: str) -> SimulatedNvml:
+    """Creates a simulated driver. The UUIDs of its GPUs depend on the node's name.
+
+    `spec`: such as `8xH100`, which is the default if it is empty.
+    """
     from podgpu.labs.simulate.simulated_driver import SimulatedNvml
 
     return SimulatedNvml(spec or DEFAULT_SPEC, node=node_name())
@@ -374,10 +390,11 @@ def _open_simulated(argument: str, options: Options) -> Telemetry:
 
 
 def _sees_processes(options: Options) -> bool:
-    """Simulated processes are not in the real /proc. Their pods would look idle."""
     proc = options["path_proc"]
-    is_simulated = options.get("telemetry", "").partition(":")[0] == "simulated"
-    return in_host_pid_namespace(proc) and not (is_simulated and proc == "/proc")
+    # Simulated processes are not in the real /proc. Their pods would look idle.
+    if _is_simulated(options) and proc == "/proc":
+        return False
+    return in_host_pid_namespace(proc)
 
 
 def _open_dcgm(argument: str, options: Options) -> Telemetry:
@@ -402,15 +419,15 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
         # This machine's driver cannot read the GPUs of another machine.
         return DcgmTelemetry(settings)
     driver = _open_nvml("", options)
-    return DcgmTelemetry(settings, driver, _make_counter(options))
+    return DcgmTelemetry(settings, driver, _make_gpu_counter(options))
 
 
 def open_exposition(place: str, options: Options) -> ExpositionSource:
     """Opens the metrics of another exporter. `place`: a URL or the path of a file."""
     access = Access.from_options(options, "exporter")
     # Ends before the deadline of the reading, because the message of this timeout is more specific.
-    interval = float(options.get("collect_interval", DEFAULT_TIMEOUT))
-    deadline = max(1.0, interval)
+    # The deadline is the interval, but at least 1 s.
+    deadline = max(1.0, options.get("collect_interval", DEFAULT_TIMEOUT))
     timeout = min(DEFAULT_TIMEOUT, 0.8 * deadline)
     return open_exposition_source(place, access, timeout=timeout)
 

@@ -39,11 +39,15 @@ def write_table(
     for row in rows:
         table.append([one_line(cell) for cell in row])
 
-    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-    for line in table:
-        cells = []
-        for column, (cell, width) in enumerate(zip(line, widths, strict=True)):
-            is_last = column == len(header) - 1
-            is_text = column < text_columns or (ends_with_text and is_last)
-            cells.append(cell.ljust(width) if is_text else cell.rjust(width))
+    last = len(header) - 1
+    padded = []
+    for position, column in enumerate(zip(*table, strict=True)):
+        width = max(map(len, column))
+        is_text = position < text_columns or (ends_with_text and position == last)
+        if is_text:
+            padded.append([cell.ljust(width) for cell in column])
+        else:
+            padded.append([cell.rjust(width) for cell in column])
+
+    for cells in zip(*padded, strict=True):
         yield _GAP.join(cells).rstrip()

@@ -71,17 +71,17 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         created = datetime.fromtimestamp(record.created, UTC)
-        at = created.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        time = created.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         trace = self.formatException(record.exc_info) if record.exc_info else ""
 
         if not self._is_json:
-            text = f"{at} {record.levelname:<7} {one_line(record.getMessage())}"
+            text = f"{time} {record.levelname:<7} {one_line(record.getMessage())}"
             if trace:
                 return f"{text}\n{trace}"
             return text
 
         entry = {
-            "time": at,
+            "time": time,
             "level": record.levelname.lower(),
             "logger": record.name,
             "msg": record.getMessage(),
@@ -92,12 +92,10 @@ class _Formatter(logging.Formatter):
         return json.dumps(entry).replace("\x7f", "\\u007f")
 
 
-def _is_our_error(record: logging.LogRecord) -> bool:
-    """Returns False for malformed requests.
-
-    So a port scanner does not fill the log with tracebacks.
-    """
+def _is_no_bad_request(record: logging.LogRecord) -> bool:
+    """Returns False for malformed requests, so that a port scanner does not fill the log."""
     error = record.exc_info[1] if record.exc_info else None
+    # Compares the name, because most commands do not import aiohttp.
     return type(error).__module__ != "aiohttp.http_exceptions"
 
 
@@ -113,9 +111,9 @@ def configure_logging(log_format: str, debug: bool) -> None:
 
     server = logging.getLogger("aiohttp.server")
     if debug:
-        server.removeFilter(_is_our_error)
+        server.removeFilter(_is_no_bad_request)
     else:
-        server.addFilter(_is_our_error)
+        server.addFilter(_is_no_bad_request)
 
 
 def stop_on_signal() -> threading.Event:

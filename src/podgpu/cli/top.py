@@ -76,7 +76,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         has_keyboard = sys.stdin.isatty() and is_screen()
         # The past does not change.
         if at is not None or options["once"] or not has_keyboard:
-            return _print_once(feed, options["sort"], options["filter"])
+            _print_once(feed, options["sort"], options["filter"])
+            return 0
         from podgpu.top.live import show_live  # imports rich, which is needed only on a terminal
 
         return show_live(feed, Screen(feed.source.name, options["sort"], options["filter"]))
@@ -92,13 +93,13 @@ def _find_remote(options: Options) -> str:
 
 
 def _reject_local_options(ctx: click.Context, options: Options, remote: str) -> None:
-    """Raises UsageError if `remote` is combined with flags of the local driver.
-
-    `remote`: the option that selects another source.
+    """Raises UsageError if `remote`, the option of another source, is combined with flags of the
+    local driver.
 
     Environment variables of such flags are ignored, because they may be meant for the exporter.
     """
     flags = [option.flag for option in EXPORTER_OPTIONS if option.parameter in options]
+    # top has its own --once, which works with every source.
     flags.remove("once")
     flags.append("processes")
     if remote == "kube":
@@ -142,11 +143,12 @@ def _open_source(
     return LocalSource(agent, options["processes"])
 
 
-def _print_once(feed: Feed, order: Order, wanted: str) -> int:
+def _print_once(feed: Feed, order: Order, wanted: str) -> None:
     seen = feed.read()
+    # Without the width of a terminal, the whole table is printed. Some terminals report 0.
     width = None
     if sys.stdout.isatty():
-        width = os.get_terminal_size(sys.stdout.fileno()).columns
+        width = os.get_terminal_size(sys.stdout.fileno()).columns or None
 
     lines = arrange(seen.lines, order, wanted)
     table = Table(lines, order, width)
@@ -168,4 +170,3 @@ def _print_once(feed: Feed, order: Order, wanted: str) -> int:
         click.echo(f"podgpu: no line contains {wanted!r} (--filter)", err=True)
     for note in seen.notes:
         click.echo(f"podgpu: {one_line(note)}", err=True)
-    return 0

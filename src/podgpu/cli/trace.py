@@ -87,7 +87,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if options["out"] != _STANDARD_OUTPUT:
         out = _open_file(options["out"])
     if options["node"]:
-        # The summary comes from the pod.
+        # The command in the pod prints the summary.
         _write_trace(out, _record_on_node(options))
         return
 
@@ -141,12 +141,12 @@ def _record_on_node(options: Options) -> bytes:
     """Records in the pod of the node's exporter. Returns the trace."""
     context = options["context"]
     kubectl = Kubectl("trace", ("--context", context) if context else ())
-    pod = list_exporters(kubectl, options["node"])[0]
+    pod = list_exporters(kubectl, options["node"])[0]  # each of them sees all GPUs
 
     seconds = options["seconds"]
-    command = ["podgpu", "trace", "--gpu", options["gpu"], "--seconds", str(seconds)]
-    command += ["--telemetry", options["telemetry"], "--out", _STANDARD_OUTPUT]
-    trace = pod.run(kubectl, *command, seconds=seconds + _MORE_SECONDS, shows_messages=True)
+    words = ["podgpu", "trace", "--gpu", options["gpu"], "--seconds", str(seconds)]
+    words += ["--telemetry", options["telemetry"], "--out", _STANDARD_OUTPUT]
+    trace = pod.run(kubectl, *words, seconds=seconds + _MORE_SECONDS, shows_messages=True)
     return trace.encode()
 
 
@@ -205,7 +205,7 @@ class Recording:
                 "all clients use one context, which is never switched"
             )
 
-        # The first window begins here.
+        # Starts the first window. Its end is the next call, in `_read`.
         telemetry.usage(gpu)
         try:
             self._listener = telemetry.open_switch_log(gpu)
@@ -278,6 +278,7 @@ class Recording:
             if device.key not in self._engines:
                 self._engines[device.key] = EngineTrace(_name_engine(device))
 
+            # If it is not measured, a resident process counts as busy.
             busy_share = 1.0
             if usage.busy_ns is not None:
                 busy_share = usage.busy_ns / max(1, usage.window_ns)
@@ -289,8 +290,7 @@ class Recording:
 
     def _add_marks(self, marks: list[tuple[int, str]], now: float) -> None:
         reading = self._telemetry.read(self._gpu, [fields()[CLOCK_EVENTS_FIELD]])
-        values = next(iter(reading.values.values()))
-        mask = values.get(CLOCK_EVENTS_FIELD)
+        mask = reading.values.get(self._gpu, {}).get(CLOCK_EVENTS_FIELD)
         clock_events = ""
         if isinstance(mask, int):
             clock_events = clock_events_in_words(mask)
@@ -348,12 +348,13 @@ class EngineTrace:
     def add(self, residency: Residency, samples: Iterable[BusySample], busy_share: float) -> None:
         """Adds a window. `busy_share`: fraction of the window in which the device was busy."""
         self.samples += samples
-        periods = list(residency.periods)
-        if self.periods and periods and self.periods[-1][:2] == periods[0][:2]:
-            # The first period continues the last one of the window before.
-            first = periods.pop(0)
-            self.periods[-1] = self.periods[-1]._replace(until=first.until)
-        self.periods += periods
+        for period in residency.periods:
+            last = self.periods[-1] if self.periods else None
+            # A period that does not end with a window is reported again in the next window.
+            if last is not None and (last.pid, last.began) == (period.pid, period.began):
+                self.periods[-1] = last._replace(until=period.until)
+            else:
+                self.periods.append(period)
 
         worked = int(busy_share * residency.window) - residency.switching
         self.estimator.add(residency, estimate_without_samples(residency, worked))
@@ -363,10 +364,14 @@ class EngineTrace:
                 self.waits.append((begin, end, pid))
 
     def make_events(self, tracks: Mapping[int, Track], since: int) -> Iterator[TraceEvent]:
-        """Yields the events, unsorted. `since`: start of the recording."""
+        """Yields the events, unsorted. `since`: start of the recording.
+
+        Times are nanoseconds. The format has microseconds.
+        """
         gpu = Track(self.name, "context switches")
         before: Period | None = None
         for period in self.periods:
+            # A longer gap is no switch: nothing was resident, or it is unknown what was.
             if before is not None and period.since - before.until < MAX_SWITCH_NS:
                 yield _slice("switch", gpu, before.until - since, period.since - since)
             is_cut = self.estimator.is_cut(period.until - period.began)
@@ -387,7 +392,8 @@ class EngineTrace:
             }
 
         for at, text in self.marks:
-            yield {"ph": "i", "name": text, "ts": (at - since) / 1000, "track": gpu, "s": "p"}
+            scope = {"s": "p"}  # drawn across all tracks of the process
+            yield {"ph": "i", "name": text, "ts": (at - since) / 1000, "track": gpu, **scope}
 
 
 def make_trace(
@@ -405,18 +411,24 @@ def make_trace(
         events += engine.make_events(tracks, since)
     events.sort(key=lambda event: event["ts"])
 
+    # The format identifies a container by a number `pid`, and a track by a number `tid`.
     pids: dict[str, int] = {}
-    numbers: dict[Track, dict[str, int]] = {}
+    tids: dict[Track, int] = {}
     for event in events:
         track: Track = event.pop("track")
-        pid = pids.setdefault(track.container, len(pids) + 1)
-        event |= numbers.setdefault(track, {"pid": pid, "tid": len(numbers) + 1})
+        event["pid"] = pids.setdefault(track.container, len(pids) + 1)
+        event["tid"] = tids.setdefault(track, len(tids) + 1)
 
-    titles = []
-    for track, ids in numbers.items():
-        for kind, name in (("process_name", track.container), ("thread_name", track.process)):
-            titles.append({"ph": "M", "name": kind, **ids, "args": {"name": name}})
+    titles: list[TraceEvent] = []
+    for track, tid in tids.items():
+        pid = pids[track.container]
+        titles.append(_title("process_name", pid, tid, track.container))
+        titles.append(_title("thread_name", pid, tid, track.process))
     return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": titles + events}
+
+
+def _title(kind: str, pid: int, tid: int, name: str) -> TraceEvent:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _slice(name: str, track: Track, begin: int, end: int) -> TraceEvent:

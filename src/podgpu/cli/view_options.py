@@ -15,13 +15,12 @@ from podgpu.clock import parse_moment
 from podgpu.errors import UsageError
 from podgpu.kube.config import load_user_config
 from podgpu.kube.service_proxy import KubeAddress, parse_service
-from podgpu.view_address import UrlAddress, ViewAddress, ViewClient, decode_answer
+from podgpu.view_address import UrlAddress, ViewClient, decode_answer
 
 PERIOD_SECONDS = 90.0
 """Time-out for answers about a period. Longer than a query to Prometheus."""
 _Answer = TypeVar("_Answer")
 _KUBE_OPTIONS = ("context", "service")
-_CHECK_SECONDS = 1.0  # not used: opening a client checks the URL, and connects to nothing
 
 
 def parse_at(text: str) -> float | None:
@@ -43,29 +42,28 @@ def make_at_query(at: float | None) -> dict[str, str]:
     return {} if at is None else {"at": f"{at:.3f}"}
 
 
-def find_view(ctx: click.Context) -> ViewAddress:
-    """Returns the address that --url or --kube selects."""
+def open_view(ctx: click.Context, timeout: float) -> ViewClient:
+    """Opens the view that --url or --kube selects."""
     kube_view = find_kube_view(ctx, "url")
     if kube_view is not None:
-        return kube_view
-    address = UrlAddress(ctx.params["url"])
+        return kube_view.open(timeout)
     with naming_option("--url"):
-        address.open(_CHECK_SECONDS)
-    return address
+        return UrlAddress(ctx.params["url"]).open(timeout)
 
 
-def find_kube_view(ctx: click.Context, *others: str) -> KubeAddress | None:
+def find_kube_view(ctx: click.Context, *other_sources: str) -> KubeAddress | None:
     """Returns None without --kube.
 
-    `others`: options that select another source. They override the default of `kubectl podgpu`,
-    which is --kube.
+    `other_sources`: options that select another source. They override the default of
+    `kubectl podgpu`, which is --kube.
     """
     is_kube = ctx.params["kube"]
-    other = next((name for name in others if is_set(ctx, name)), "")
-    if other and is_kube:
-        if ctx.get_parameter_source("kube") is ParameterSource.COMMANDLINE:
-            raise UsageError(f"--kube and --{other} cannot be combined: give one of them")
-        is_kube = False
+    is_flag = ctx.get_parameter_source("kube") is ParameterSource.COMMANDLINE
+    for name in other_sources:
+        if is_kube and is_set(ctx, name):
+            if is_flag:
+                raise UsageError(f"--kube and --{name} cannot be combined: give one of them")
+            is_kube = False
 
     if not is_kube:
         for name in _KUBE_OPTIONS:
@@ -73,9 +71,11 @@ def find_kube_view(ctx: click.Context, *others: str) -> KubeAddress | None:
                 raise UsageError(f"--{name} needs --kube")
         return None
 
-    service = ctx.params["service"]
-    chosen = parse_service(service) if service else None
-    return KubeAddress(load_user_config(ctx.params["kubeconfig"], ctx.params["context"]), chosen)
+    service = None
+    if ctx.params["service"]:
+        service = parse_service(ctx.params["service"])
+    config = load_user_config(ctx.params["kubeconfig"], ctx.params["context"])
+    return KubeAddress(config, service)
 
 
 def print_answer(
@@ -86,7 +86,7 @@ def print_answer(
     kind: type[_Answer],
     write: Callable[[_Answer], Iterable[str]],
 ) -> None:
-    """Reads an answer and prints the lines that `write` makes of it.
+    """Reads an answer of the type `kind`, and prints the lines that `write` makes of it.
 
     With `output` json or csv, prints the text of the server.
     """

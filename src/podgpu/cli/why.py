@@ -10,7 +10,7 @@ import click
 from podgpu.cli.options import make_command
 from podgpu.cli.tables import count_gpus, write_table
 from podgpu.cli.terminal import print_lines, print_out
-from podgpu.cli.view_options import find_view
+from podgpu.cli.view_options import open_view
 from podgpu.cli.why_slow import ReasonsAnswer, explain_slow
 from podgpu.errors import SourceError, UsageError, few_of, one_line, plural
 from podgpu.pending.cluster_index import FreeGpus
@@ -44,15 +44,15 @@ def command(ctx: click.Context, /, pod: str | None, **options: Any) -> None:
     namespace = options["namespace"]
     name = ""
     if pod is not None:
-        before, slash, name = pod.rpartition("/")
-        if not name or "/" in before:
+        prefix, slash, name = pod.rpartition("/")
+        if not name or "/" in prefix:
             raise UsageError(f"'{pod}' is no pod: write POD or NAMESPACE/POD")
-        if slash and namespace and namespace != before:
+        if slash and namespace and namespace != prefix:
             raise UsageError(f"{pod} and --namespace {namespace} contradict each other")
         if slash:
-            namespace = before
+            namespace = prefix
 
-    client = find_view(ctx).open(_TIMEOUT)
+    client = open_view(ctx, _TIMEOUT)
     explanation = _explain_pending(client, namespace, name)
     if explanation is None:
         explanation = explain_slow(client, namespace, name)
@@ -65,14 +65,18 @@ def command(ctx: click.Context, /, pod: str | None, **options: Any) -> None:
 
 def _explain_pending(client: ViewClient, namespace: str, pod: str) -> ReasonsAnswer | None:
     """Returns None if the pod is not pending. Without a pod, explains the whole queue."""
-    query = {"ns": namespace, "pod": pod}
+    query = {}
+    if namespace:
+        query["ns"] = namespace
+    if pod:
+        query["pod"] = pod
     try:
-        body = client.get_blocking(_PATH, {key: value for key, value in query.items() if value})
+        body = client.get_blocking(_PATH, query)
     except SourceError as error:
-        if not pod or error.reason != "http_404":
-            raise
-        # Without --queue, pods that run are known nevertheless.
-        return None
+        # Without --queue, the server has no queue, but knows pods that run.
+        if pod and error.reason == "http_404":
+            return None
+        raise
 
     answer = decode_answer(body, _PATH, QueueAnswer, client.shown)
     if not pod:
@@ -82,12 +86,15 @@ def _explain_pending(client: ViewClient, namespace: str, pod: str) -> ReasonsAns
     return ReasonsAnswer(body, _write_pods(answer))
 
 
-def _write_queue(answer: QueueAnswer) -> Iterator[str]:
+def _write_notes(answer: QueueAnswer) -> Iterator[str]:
     if answer.simulated:
         yield "SIMULATED GPUs"
     for note in answer.notes:
         yield f"- {one_line(note)}"
 
+
+def _write_queue(answer: QueueAnswer) -> Iterator[str]:
+    yield from _write_notes(answer)
     verb = "waits" if answer.pods == 1 else "wait"
     yield f"{plural(answer.pods, 'pod')} {verb} for {number(answer.gpus)} GPUs."
 
@@ -97,12 +104,13 @@ def _write_queue(answer: QueueAnswer) -> Iterator[str]:
 
     if answer.free:
         yield ""
-        yield from write_table(_FREE, [_write_free(row) for row in answer.free], 2)
+        free = [_write_free(row) for row in answer.free]
+        yield from write_table(_FREE, free, text_columns=2)
 
     if answer.groups:
         yield ""
         rows = [_write_group(group, answer.taken_at) for group in answer.groups]
-        yield from write_table(_QUEUE, rows, len(_QUEUE))
+        yield from write_table(_QUEUE, rows, text_columns=len(_QUEUE))
 
     if answer.omitted_groups:
         yield f"and {plural(answer.omitted_pods, 'pod')} for other reasons"
@@ -114,7 +122,7 @@ def _write_free(row: FreeGpus) -> list[str]:
 
 
 def _write_group(group: QueueGroup, now: float) -> list[str]:
-    oldest = group.examples[0]
+    oldest = group.examples[0]  # the server sorts them by age
     return [
         str(group.pods),
         number(group.gpus),
@@ -131,10 +139,7 @@ def _name_needs(group: QueueGroup) -> str:
 
 def _write_pods(answer: QueueAnswer) -> Iterator[str]:
     """Writes each group in full: several pods of different namespaces may have the name."""
-    if answer.simulated:
-        yield "SIMULATED GPUs"
-    for note in answer.notes:
-        yield f"- {one_line(note)}"
+    yield from _write_notes(answer)
     for group in answer.groups:
         for pod in group.examples:
             yield _write_head(pod, group, answer.taken_at)
@@ -172,15 +177,15 @@ def _write_reasons(group: QueueGroup) -> Iterator[str]:
             yield f"   {one_line(reason.do)}"
 
 
-def _write_unblock(options: Sequence[UnblockView], answer: QueueAnswer) -> Iterator[str]:
-    if options:
+def _write_unblock(nodes: Sequence[UnblockView], answer: QueueAnswer) -> Iterator[str]:
+    if nodes:
         yield "Idle pods. It would fit if all pods of one line ended:"
-    for option in options:
-        names = few_of((_name_idle(pod, answer.taken_at) for pod in option.pods), _NAMED)
+    for node in nodes:
+        names = few_of((_name_idle(pod, answer.taken_at) for pod in node.pods), _NAMED)
         cost = ""
-        if option.cost_per_hour is not None:
-            cost = f", {option.cost_per_hour:,.2f} {answer.currency}/h"
-        yield one_line(f"- {option.node}: {names}{cost}")
+        if node.cost_per_hour is not None:
+            cost = f", {node.cost_per_hour:,.2f} {answer.currency}/h"
+        yield one_line(f"- {node.node}: {names}{cost}")
 
 
 def _name_idle(pod: IdlePod, now: float) -> str:

@@ -87,7 +87,6 @@ def _write_head(summary: JobSummary) -> str:
     if summary.shared:
         gpus = f"a part of {gpus}"
     verb = "has held" if summary.to is None else "held"
-    nodes = few_of(summary.nodes, 3)
-    place = f" of {nodes}" if nodes else ""
+    place = f" of {few_of(summary.nodes, 3)}" if any(summary.nodes) else ""
     length = format_duration(summary.duration_seconds)
     return f"{summary.namespace}/{summary.pod}{owner} {verb} {gpus}{place} for {length}"

@@ -35,7 +35,7 @@ _CLUSTER_TIMEOUT = 10.0  # the view of a large cluster has several megabytes
 _DETAILS_TIMEOUT = 2.0  # short, because the table is drawn only after history and details are read
 _POINTS = 60
 _DETAILS_SECONDS = 5.0  # how often history and details are read
-_MAX_JOBS = 4
+_MAX_JOBS = 4  # pods whose summaries are read, with one request each
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Sparklines:
 
     def find(self, line: Line) -> bytes:
         """Returns the points of the device to which a line belongs."""
-        return self.points.get(line.row[1:3], b"")
+        return self.points.get(line.device, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class LocalSource:
                 f"no GPU could be read: {why}. To show other machines, use --url or --cluster",
             )
 
-        # The notes replace the errors of the sources, because they also have messages.
+        # A view names failing sources without their messages. These notes have both.
         notes = []
         for source in failing:
             text = f"{source.name}: {source.message or source.error}"
@@ -134,7 +134,7 @@ class ClusterSource:
         self.name = self._client.shown
         self._history = Sparklines()
         self._fetched = FetchedDetails()
-        self._due_at = float("-inf")
+        self._due_at = float("-inf")  # monotonic time of the next reading of history and details
 
     def read(self, selected: str = "") -> SourceReading:
         """Raises SourceError if the view cannot be read.
@@ -176,8 +176,9 @@ class ClusterSource:
         try:
             details = decode_details(client.get_blocking(f"api/v1/gpus/{quote(uuid, safe='')}"))
         except SourceError as error:
+            # With 404, the server has only no details of this GPU. After other errors, the next
+            # requests would probably fail too.
             if error.reason != "http_404":
-                # The other requests would probably fail too.
                 return FetchedDetails(uuid, error=str(error))
 
         jobs = []
@@ -222,12 +223,14 @@ class ExporterSource:
         If there is no view or no GPU in it, reads the metrics instead.
         """
         if self._is_podgpu:
+            # Any error here: the metrics may still be readable, or have the better message.
             with suppress(SourceError):
                 reading = self._api.read(selected)
                 if any(node.gpus for node in reading.view.nodes):
                     return reading
 
         states = self._read_metrics()
+        # Another exporter has no view, so the next reading does not ask for it.
         self._is_podgpu = any(state.producer == "podgpu" for state in states)
         now = time.monotonic()
         readings = tuple(NodeReading(self.name, state, now) for state in states)
@@ -240,7 +243,8 @@ class ExporterSource:
         """Raises SourceError if the metrics contain no GPU."""
         body = self._metrics.fetch()
         try:
-            states = node_from_samples(samples_in(body.decode()), urlsplit(self.name).netloc)
+            address = urlsplit(self.name).netloc
+            states = node_from_samples(samples_in(body.decode()), address=address)
         except (UnicodeDecodeError, BadExposition, msgspec.ValidationError) as error:
             why = f"cannot parse the metrics of {self.name}: {error}"
             raise SourceError("malformed", why) from error
@@ -320,7 +324,8 @@ class Feed:
 
         wall = view.taken_at or time.time()
         # A cluster's view changes every 15 s. In between, reuse the lines: there may be thousands.
-        if before and not processes and (view, wall) == (before.view, before.now):
+        # Without `taken_at`, the ages in the lines depend on the time of the reading.
+        if before and view == before.view and wall == before.now and not processes:
             lines = before.lines
         else:
             lines = tuple(make_lines(view, wall, processes))
@@ -335,9 +340,9 @@ class Feed:
         points = {}
         for _, line in flatten(lines):
             if line.is_slot:
-                key = line.row[1:3]
                 newest = bytes([utilization_byte(line.utilization)])
-                points[key] = (self._points.get(key, b"") + newest)[-_POINTS:]
+                recent = self._points.get(line.device, b"") + newest
+                points[line.device] = recent[-_POINTS:]
 
         self._points = points
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -23,20 +23,25 @@ from podgpu.model import RunningProcess, Workload, WorkloadKey, device_key, part
 Kind = Literal["gpu", "instance", "holder", "process", "condition"]
 Order = Literal["gpu", "utilisation", "memory", "power", "idle"]
 Severity = Literal["", "warn", "bad"]
-Row = tuple[str, str, str, WorkloadKey | str]
-"""Identifies a line across readings.
-
-Contains node, GPU UUID, MIG instance, and the holder, process or condition.
-"""
 SlotOfView = GpuView | InstanceView
 Processes = Mapping[str, Sequence[RunningProcess]]  # processes by the key of their GPU or instance
 _SEVERITIES: tuple[Severity, ...] = ("", "warn", "bad")
+_OF_WHOLE_NODE = (DRIVER_AWAY, NODE_GONE)
+
+
+class LineKey(NamedTuple):
+    """Identifies a line across readings."""
+
+    node: str
+    uuid: str  # of the GPU
+    instance: str  # id of the MIG instance, or empty
+    part: WorkloadKey | str  # the holder, process or condition; empty in the line of a device
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     kind: Kind
-    row: Row
+    key: LineKey
     gpu: GpuView
     # GPU or MIG instance to which this line belongs; without figures if it could not be read
     slot: SlotOfView
@@ -54,7 +59,12 @@ class Line:
 
     @property
     def node(self) -> str:
-        return self.row[0]
+        return self.key.node
+
+    @property
+    def device(self) -> tuple[str, str]:
+        """UUID of the GPU and id of the MIG instance. The id is empty for the GPU itself."""
+        return self.key.uuid, self.key.instance
 
     @property
     def number(self) -> str:
@@ -141,17 +151,18 @@ def _make_gpu_line(node: NodeView, gpu: GpuView, now: float, processes: Processe
     if not gpu.instances:
         return line
 
-    inner = []
+    instances = []
     for instance in sorted(gpu.instances, key=lambda instance: int(instance.id)):
-        inner.append(_make_slot_line(node, gpu, instance, now, processes))
+        instances.append(_make_slot_line(node, gpu, instance, now, processes))
 
-    line = replace(line, beneath=line.beneath + tuple(inner))
+    line = replace(line, beneath=line.beneath + tuple(instances))
+    # Then the line shows the holder of the whole GPU.
     if gpu.holders:
         return line
 
-    held = sum(bool(instance.holders) for instance in gpu.instances)
-    remark = f"{held} of {plural(len(inner), 'instance')} held"
-    return replace(line, remark=remark, processes=_sum_processes(inner))
+    held = sum(1 for instance in gpu.instances if instance.holders)
+    remark = f"{held} of {plural(len(instances), 'instance')} held"
+    return replace(line, remark=remark, processes=_sum_processes(instances))
 
 
 def _without_figures(gpu: GpuView) -> GpuView:
@@ -216,6 +227,7 @@ class _SlotLines:
         holders.sort(key=lambda line: line.name)
 
         beneath = [self._make_condition(condition) for condition in slot.conditions]
+        # An only holder shares the line of its device.
         only = holders[0] if len(holders) == 1 else None
         if only is None:
             beneath += holders
@@ -240,8 +252,8 @@ class _SlotLines:
             return line
         return _merge_holder(line, only)
 
-    def _make(self, kind: Kind, key: WorkloadKey | str = "", **figures: Any) -> Line:
-        return Line(kind, (*self.place, key), self.gpu, self.slot, **figures)
+    def _make(self, kind: Kind, part: WorkloadKey | str = "", **figures: Any) -> Line:
+        return Line(kind, LineKey(*self.place, part), self.gpu, self.slot, **figures)
 
     def _make_condition(self, condition: ConditionView) -> Line:
         age = seconds_since(condition.since, self.now)
@@ -249,6 +261,7 @@ class _SlotLines:
 
     def _make_holder(self, holder: HolderView) -> Line:
         processes = [process for process in self.running if _owner_key(process) == holder.key]
+        # Views of other nodes have the processes in their holders, and have no list of all.
         if not processes:
             for process in holder.running:
                 processes.append(msgspec.structs.replace(process, owner=holder))
@@ -314,21 +327,22 @@ def _round_within(holders: list[Line], whole: float | None) -> list[Line]:
     if len(holders) < 2 or whole is None:
         return holders
 
-    exact = [(100 * (line.utilization or 0.0), line) for line in holders]
-    excess = sum(round(percent) for percent, _ in exact) - round(100 * whole)
-    # The largest rounding errors come first.
-    exact.sort(key=lambda pair: pair[0] - round(pair[0]))
-
+    excess = sum(round(_percent_of(line)) for line in holders) - round(100 * whole)
     rounded = []
-    for percent, line in exact:
-        shown = round(percent)
-        if excess > 0 and shown > percent:
-            shown -= 1
+    # The holders that gain most by rounding come first. They give back the excess.
+    for line in sorted(holders, key=lambda line: _percent_of(line) - round(_percent_of(line))):
+        percent = round(_percent_of(line))
+        if excess > 0 and percent > _percent_of(line):
+            percent -= 1
             excess -= 1
         if line.utilization is not None:
-            line = replace(line, utilization=shown / 100)
+            line = replace(line, utilization=percent / 100)
         rounded.append(line)
     return rounded
+
+
+def _percent_of(holder: Line) -> float:
+    return 100 * (holder.utilization or 0.0)
 
 
 def describe_free(slot: SlotOfView) -> str:
@@ -338,6 +352,7 @@ def describe_free(slot: SlotOfView) -> str:
     if slot.absent:
         return "missing"
 
+    # While the node does not answer, somebody may have taken the GPU.
     is_gone = any(condition.condition == NODE_GONE for condition in slot.conditions)
     if is_gone or may_be_busy(slot.utilization_ratio, slot.memory_used_bytes):
         return "holder unknown"
@@ -364,30 +379,34 @@ def arrange(lines: Iterable[Line], order: Order, wanted: str = "") -> list[Line]
         lines = _filter(lines, wanted.casefold())
 
     arranged = _sort(lines, order)
+    # A stable sort: lines of the same severity stay in this order.
     arranged.sort(key=lambda line: _SEVERITIES.index(line.severity), reverse=True)
     return list(_show_shared_once(arranged))
 
 
 def _filter(lines: Iterable[Line], wanted: str) -> list[Line]:
     """Keeps matching lines with all lines below them, and the lines above matching lines."""
-    kept = []
+    matching = []
     for line in lines:
         if wanted in _searchable(line).casefold():
-            kept.append(line)
+            matching.append(line)
             continue
         beneath = _filter(line.beneath, wanted)
         if beneath:
-            kept.append(replace(line, beneath=tuple(beneath)))
-    return kept
+            matching.append(replace(line, beneath=tuple(beneath)))
+    return matching
 
 
 def _searchable(line: Line) -> str:
+    """Returns the texts in which the filter searches. They include words that are not shown."""
     words = [line.name, line.node, line.model]
-    found = line.slot.conditions if line.is_slot else []
-    if line.condition is not None:
-        found = [line.condition]
+    own_conditions: list[ConditionView] = []
+    if line.is_slot:
+        own_conditions = line.slot.conditions
+    elif line.condition is not None:
+        own_conditions = [line.condition]
 
-    for condition in found:
+    for condition in own_conditions:
         if breaks_gpu(condition.condition):
             words.append("broken")
         words += [condition.condition.replace("_", " "), condition.says]
@@ -421,6 +440,7 @@ def _find_largest(line: Line, order: Order) -> float:
     own = figures[order]
     if own is not None:
         values.append(own)
+    # Lines without a value are last.
     return max(values, default=float("-inf"))
 
 
@@ -431,7 +451,7 @@ def _show_shared_once(lines: Iterable[Line]) -> Iterator[Line]:
         repeated = set()
         for condition in line.slot.conditions:
             name = condition.condition
-            if name not in (DRIVER_AWAY, NODE_GONE):
+            if name not in _OF_WHOLE_NODE:
                 continue
             if (line.node, name) in shown:
                 repeated.add(name)

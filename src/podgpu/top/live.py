@@ -10,6 +10,7 @@ import signal
 import sys
 import termios
 import time
+import tty
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -94,7 +95,7 @@ def show_live(feed: Feed, screen: Screen) -> int:
 
     signals = []
     for number in _ENDING_SIGNALS:
-        signal.signal(number, lambda number, _frame: signals.append(number))
+        signal.signal(number, lambda received, _frame: signals.append(received))
 
     console = open_console()
     keyboard = sys.stdin.fileno()
@@ -104,7 +105,7 @@ def show_live(feed: Feed, screen: Screen) -> int:
             _read_single_keys(keyboard),
             Live(console=console, screen=True, auto_refresh=False) as live,
         ):
-            is_suspended = _run(feed, screen, live, keyboard, signals)
+            is_suspended = _show_until_end(feed, screen, live, keyboard, signals)
         if not is_suspended:
             if not signals:
                 return 0
@@ -112,8 +113,13 @@ def show_live(feed: Feed, screen: Screen) -> int:
         os.kill(os.getpid(), signal.SIGSTOP)  # returns when the shell resumes the process
 
 
-def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[int]) -> bool:
-    """Returns True if Ctrl-Z was pressed."""
+def _show_until_end(
+    feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[int]
+) -> bool:
+    """Draws, and handles keys until the user quits or a signal comes.
+
+    Returns True if the user pressed Ctrl-Z.
+    """
     drawn: tuple[object, ...] = ()
     keys: list[str] = []
     while not screen.ended and not signals:
@@ -123,7 +129,8 @@ def _run(feed: Feed, screen: Screen, live: Live, keyboard: int, signals: list[in
 
         size = live.console.size
         now = time.monotonic()
-        frame = (seen.read_at, seen.error, size, int(now))  # the displayed ages change every second
+        # What the picture depends on, besides keys. The displayed ages change every second.
+        frame = (seen.read_at, seen.error, size, int(now))
         if keys or frame != drawn:
             live.update(Group(*map(make_text, screen.draw(seen, size, now))), refresh=True)
             feed.select(screen.detailed_uuid)
@@ -155,10 +162,11 @@ def _read_keyboard(keyboard: int) -> bytes:
     """Reads keys, with the remainder of an escape sequence that a slow connection has split."""
     data = os.read(keyboard, 1024)
     while _PARTIAL_KEY.search(data) and _has_input(keyboard):
-        rest = os.read(keyboard, 1024)
-        if not rest:
+        more = os.read(keyboard, 1024)
+        # Empty if the terminal was closed.
+        if not more:
             break
-        data += rest
+        data += more
     return data
 
 
@@ -169,12 +177,13 @@ def _read_single_keys(keyboard: int) -> Iterator[None]:
     Reads Ctrl-Z as a key, to restore the terminal before suspending.
     """
     before = termios.tcgetattr(keyboard)
-    mode = termios.tcgetattr(keyboard)
-    mode[3] &= ~(termios.ECHO | termios.ICANON)
-    mode[6][termios.VSUSP] = b"\0"
+    mode = termios.tcgetattr(keyboard)  # another copy, whose lists are changed
+    mode[tty.LFLAG] &= ~(termios.ECHO | termios.ICANON)
+    mode[tty.CC][termios.VSUSP] = b"\0"
     try:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, mode)
         yield
     finally:
-        with suppress(termios.error):  # the terminal was closed
+        # Discards keys that were not read. Fails if the terminal was closed.
+        with suppress(termios.error):
             termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)

@@ -6,7 +6,6 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -21,8 +20,8 @@ from podgpu.past.sqlite import NO_DATA
 from podgpu.top.feed import FetchedDetails, Seen
 from podgpu.top.lines import (
     Line,
+    LineKey,
     Order,
-    Row,
     SlotOfView,
     arrange,
     describe_free,
@@ -99,6 +98,29 @@ class _Layout(NamedTuple):
 
 
 @dataclass
+class _Cursor:
+    position: int = 0  # of the line
+    # The line that the cursor follows when readings move it. None until the user moves the cursor.
+    selected: LineKey | None = None
+    scroll: int = 0  # position of the first visible line
+
+    def follow(self, keys: Sequence[LineKey], height: int) -> None:
+        """Moves to the selected line, and scrolls so that the cursor is visible."""
+        last = len(keys) - 1
+        self.position = _clamp(self.position, last)
+
+        # Usually the line is where it was, so a search is not needed.
+        is_there = bool(keys) and keys[self.position] == self.selected
+        if not is_there and self.selected in keys:
+            self.position = keys.index(self.selected)
+
+        # With these, the cursor is in the last, or in the first visible line.
+        lowest_scroll = max(0, self.position - height + 1)
+        highest_scroll = _clamp(self.position, last - height + 1)
+        self.scroll = max(lowest_scroll, min(self.scroll, highest_scroll))
+
+
+@dataclass
 class Screen:
     """Draws the lines of the terminal.
 
@@ -110,24 +132,21 @@ class Screen:
     wanted: str = ""  # the filter text
     ended: bool = False
     detailed_uuid: str = ""  # the GPU whose details are shown
-    _cursor: int = 0
-    # The row that the cursor follows; None until the user moves the cursor.
-    _selected: Row | None = None
-    _scroll: int = 0
+    _cursor: _Cursor = field(default_factory=_Cursor)
     _details_scroll: int = 0
     _is_detailed: bool = False
     _is_typing: bool = False
     _is_helping: bool = False
-    _rows: list[Row] = field(default_factory=list)  # rows of all lines, visible or not
+    _keys: list[LineKey] = field(default_factory=list)  # of all lines, visible or not
     _details: list[Spans] = field(default_factory=list)
     _height: int = 1  # number of lines for the table or the details
     _table: Table | None = None  # cached, because moving the cursor does not change it
-    _made_for: tuple[object, ...] = ()
+    _made_for: tuple[object, ...] = ()  # what the cached table depends on
 
     # Keys
 
     def press(self, key: str) -> None:
-        """Handles a key. The cursor moves within the lines that were drawn last."""
+        """Handles a key. The cursor moves within the lines that were laid out last."""
         if self._is_typing:
             self._type(key)
         elif self._is_helping:
@@ -140,7 +159,7 @@ class Screen:
             self._filter("")
         elif key in _SORT_KEYS:
             self.order = _SORT_KEYS[key]
-            self._move_to_top()
+            self._cursor = _Cursor()
         elif key in _STEPS or key in _PAGES or key in ("home", "end"):
             self._move(key)
         elif key in ("q", "Q"):
@@ -161,23 +180,19 @@ class Screen:
 
     def _filter(self, wanted: str) -> None:
         self.wanted = wanted
-        self._move_to_top()
-
-    def _move_to_top(self) -> None:
-        self._cursor = 0
-        self._selected = None
-        self._scroll = 0
+        self._cursor = _Cursor()
 
     def _move(self, key: str) -> None:
         if self._is_detailed:
             count = len(self._details)
             self._details_scroll = self._find_target(key, self._details_scroll, count)
-        elif self._rows:
-            self._cursor = self._find_target(key, self._cursor, len(self._rows))
-            self._selected = self._rows[self._cursor]
+        elif self._keys:
+            cursor = self._cursor
+            cursor.position = self._find_target(key, cursor.position, len(self._keys))
+            cursor.selected = self._keys[cursor.position]
 
     def _find_target(self, key: str, position: int, count: int) -> int:
-        """Returns the position, of `count`, to which the key moves."""
+        """Returns the position to which the key moves. `count`: number of positions."""
         if key in _STEPS:
             target = position + _STEPS[key]
         elif key in _PAGES:
@@ -185,22 +200,6 @@ class Screen:
         else:
             target = 0 if key == "home" else count
         return _clamp(target, count - 1)
-
-    def _follow_selection(self) -> None:
-        """Moves the cursor to the selected row, and scrolls so that the cursor is visible."""
-        rows = self._rows
-        last = len(rows) - 1
-        self._cursor = _clamp(self._cursor, last)
-
-        # A reading may have moved the row. Usually it is where it was, so a search is not needed.
-        is_there = bool(rows) and rows[self._cursor] == self._selected
-        if not is_there and self._selected in rows:
-            self._cursor = rows.index(self._selected)
-
-        # Between these, the cursor is in the last or in the first visible row.
-        lowest = max(0, self._cursor - self._height + 1)
-        highest = _clamp(self._cursor, last - self._height + 1)
-        self._scroll = max(lowest, min(self._scroll, highest))
 
     # Drawing
 
@@ -232,8 +231,8 @@ class Screen:
 
         others = len(head) + len(notes) + 1  # with the footer
         self._height = max(1, height - others)
-        self._rows = [line.row for _, line in table.lines]
-        self._follow_selection()
+        self._keys = [line.key for _, line in table.lines]
+        self._cursor.follow(self._keys, self._height)
         self._update_details(table, seen, width)
         return _Layout(table, head, notes)
 
@@ -251,7 +250,7 @@ class Screen:
         self.detailed_uuid = ""
         self._details = []
         if self._is_detailed and table.lines:
-            _, line = table.lines[self._cursor]
+            _, line = table.lines[self._cursor.position]
             self.detailed_uuid = line.gpu.uuid
             self._details = render_details(line, seen, width)
 
@@ -264,17 +263,18 @@ class Screen:
             end = self._details_scroll + self._height
             return self._details[self._details_scroll : end]
 
-        rows = table.render(self._scroll, self._scroll + self._height)
+        scroll = self._cursor.scroll
+        rows = table.render(scroll, scroll + self._height)
         if not rows:
             return [[("no line matches the filter", "dim")]]
 
-        place = self._cursor - self._scroll
+        cursor_row = self._cursor.position - scroll
         marked: Spans = []
-        for text, style in rows[place]:
-            # The cursor has its own colour.
+        for text, style in rows[cursor_row]:
+            # The cursor reverses colours. A bar of another colour would hide it.
             style = style.replace("bar", "")
             marked.append((text, f"cursor {style}".rstrip()))
-        rows[place] = marked
+        rows[cursor_row] = marked
         return rows
 
     def _render_footer(self, width: int) -> Spans:
@@ -285,14 +285,14 @@ class Screen:
         if self.wanted:
             keys = printable(f"filter: {self.wanted} (Esc clears)  {_KEYS}")
 
-        place = ""
-        count = len(self._rows)
+        progress = ""
+        count = len(self._keys)
         if count > self._height:
-            last = min(self._scroll + self._height, count)
-            place = f"{last}/{count}"
+            last_visible = min(self._cursor.scroll + self._height, count)
+            progress = f"{last_visible}/{count}"
 
-        room = width - len(place) - 1
-        return [(f"{fit(keys, room)} {place}", "dim")]
+        room = width - len(progress) - 1
+        return [(f"{fit(keys, room)} {progress}", "dim")]
 
 
 def _clamp(number: int, highest: int) -> int:
@@ -371,10 +371,12 @@ def _list_notes(seen: Seen) -> Spans:
 # Details of one GPU: its problems with advice, its holders, and all fields that the server reports
 
 _INDENT = "  "
+_MIN_WIDTH_TO_INDENT = 20
 _MAX_FIELD = 38
 _GAP = "  "  # between columns
 _OUTSIDE_PODS = "processes outside pods"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
+# Units of numbers that have no unit for people.
 _UNITS_NOT_SHOWN = frozenset(
     {"string", "enum", "count", "number", "index", "id", "code", "packed", "bitmask", "binary"}
 )
@@ -388,8 +390,9 @@ class _Paragraphs:
         self.lines: list[Spans] = []
 
     def add(self, text: str, style: str = "") -> None:
+        # A narrow terminal has no room for it.
         indent = ""
-        if self.width > 20:
+        if self.width > _MIN_WIDTH_TO_INDENT:
             indent = _INDENT
             if text.startswith(_INDENT):
                 indent = _INDENT * 2
@@ -477,7 +480,7 @@ def _add_figures(text: _Paragraphs, line: Line, seen: Seen) -> None:
 
     sparklines = seen.sparklines
     points = sparklines.find(line)
-    if points.strip(bytes([NO_DATA])):
+    if any(point != NO_DATA for point in points):
         label = f"last {duration_text(sparklines.span)} "
         room = text.width - len(label)
         width = min(len(points), room)
@@ -533,39 +536,47 @@ def _list_holder_facts(holder: HolderView, seen: Seen) -> Iterator[str]:
 
 def _add_waits(text: _Paragraphs, holders: Iterable[HolderView]) -> None:
     """Adds a table of the seconds that holders of a shared GPU waited for each other."""
-    waits = {}
+    waits = {}  # holder that waited -> holder that ran -> seconds
     for holder in holders:
         if holder.wait_ratio is not None:
             waits[holder.text] = {runner.text: runner.seconds for runner in holder.waits_for}
     if len(waits) < 2:
         return
 
-    names = list(dict.fromkeys(chain(waits, *waits.values())))
-    text.add("seconds that each holder waited in the last reading; columns: the holder that ran")
-    header = ""
-    rows = {}  # title -> cells
-    for number, name in enumerate(names, 1):
-        header += f"{number:>{_WAIT_WIDTH}}"
-        title = f"{number:>3} {printable(name or _OUTSIDE_PODS)}"
-        rows[title] = _format_waits(name, waits.get(name), names)
+    # Those that waited come first. The others may be outside the GPU's known holders.
+    names = list(waits)
+    for seconds in waits.values():
+        names += [runner for runner in seconds if runner not in names]
 
-    longest = max(map(cell_len, rows))
+    text.add("seconds that each holder waited in the last reading; columns: the holder that ran")
+    numbers = range(1, len(names) + 1)
+    header = "".join(f"{number:>{_WAIT_WIDTH}}" for number in numbers)
+    rows = [("", header)]  # title and cells
+    for number, name in zip(numbers, names, strict=True):
+        title = f"{number:>3} {printable(name or _OUTSIDE_PODS)}"
+        # Empty for a name that ran, but did not wait itself.
+        cells = ""
+        if name in waits:
+            cells = _format_waits(name, waits[name], names)
+        rows.append((title, cells))
+
+    longest = max(cell_len(title) for title, _ in rows)
     room = max(_MIN_WIDTH_OF_NAMES, text.width - len(header))
     width = min(longest, room)
 
-    for title, cells in ({"": header} | rows).items():
+    for title, cells in rows:
         row = fit_start(fit(title, width) + cells, text.width)
         text.lines.append([(row.rstrip(), "")])
 
 
-def _format_waits(name: str, seconds: Mapping[str, float] | None, names: Sequence[str]) -> str:
-    """Returns a row of the table. It is empty for a name that ran, but did not wait itself."""
-    if seconds is None:
-        return ""
+def _format_waits(name: str, seconds: Mapping[str, float], names: Sequence[str]) -> str:
     cells = ""
-    for other in names:
-        absent = "–" if other == name else "0.00"
-        cell = f"{seconds[other]:.2f}" if other in seconds else absent
+    for runner in names:
+        cell = "0.00"
+        if runner in seconds:
+            cell = f"{seconds[runner]:.2f}"
+        elif runner == name:
+            cell = "–"
         cells += f"{cell:>{_WAIT_WIDTH}}"
     return cells
 
@@ -649,6 +660,7 @@ def _add_fields(text: _Paragraphs, fields: Iterable[FieldView]) -> None:
     widest = max(_MAX_FIELD, half)
     width = min(longest, widest, text.width)
 
+    # There is a gap after each column but the last one.
     columns = (text.width + gap) // (width + gap)
     columns = max(1, columns)
     for start in range(0, len(cells), columns):
@@ -659,16 +671,14 @@ def _add_fields(text: _Paragraphs, fields: Iterable[FieldView]) -> None:
 def _format_value(field: FieldView) -> str:
     value = field.value
     if field.unit == "bool":
-        if value in ("", "0", "False", 0):
-            return "no"
-        return "yes"
+        return "yes" if value else "no"
+    # Version 9.0 is 0x90000.
     if field.unit == "packed" and "CAPABILITY" in field.name and isinstance(value, int):
         return f"{value >> 16}.{value & 0xFFFF}"
 
-    if isinstance(value, float) and not value.is_integer():
-        text = f"{value:g}"
-    else:
-        text = str(value).removesuffix(".0")
+    text = str(value)
+    if isinstance(value, float):
+        text = text.removesuffix(".0") if value.is_integer() else f"{value:g}"
     if field.unit in _UNITS_NOT_SHOWN:
         return text
     return f"{text} {field.unit}".rstrip()

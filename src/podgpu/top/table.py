@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -39,8 +40,9 @@ def draw_sparkline(points: bytes, width: int) -> str:
     if not points or width <= 0:
         return " " * width
 
-    size = -(-len(points) // width)  # points per column, rounded up
+    size = math.ceil(len(points) / width)  # points per column
     columns = ""
+    # From the end, so that only the oldest column may have fewer points.
     for end in range(len(points), 0, -size):
         start = max(0, end - size)
         columns = _draw_level(points[start:end]) + columns
@@ -54,8 +56,10 @@ def _draw_level(points: bytes) -> str:
     if not any(known):
         return _LEVELS[0]
 
+    # The lowest character is only for points that are all 0.
     highest = len(_LEVELS) - 1
-    level = round(sum(known) / len(known) / FULL * highest)
+    mean = sum(known) / len(known)
+    level = round(mean / FULL * highest)
     return _LEVELS[max(1, min(highest, level))]
 
 
@@ -71,6 +75,7 @@ def format_gib(size: float | None) -> str:
     gib = size / _GIB
     if 0 < gib < _MIN_GIB:
         return "<0.1"
+    # At most five characters, so that columns stay narrow.
     if gib < 999:
         return f"{gib:.1f}"
     return f"{gib:.0f}"
@@ -164,7 +169,8 @@ def fit_holder(workload: Workload, width: int) -> str:
 
     pod = printable(workload.pod)
     namespace = printable(workload.namespace)
-    room = width - cell_len(pod) - 1
+    room = width - cell_len(f"/{pod}")
+    # A namespace of three characters would say nothing.
     if not namespace or room <= _MIN_NAMESPACE:
         return fit(pod, width)
     if cell_len(namespace) > room:
@@ -290,10 +296,10 @@ _MAX_HISTORY = 30
 def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
     """Returns the width of each visible column.
 
-    Hides columns until the holder column is readable.
+    `natural`: the widths without any cut. Hides columns until the holder column is readable.
     """
     widths = dict(natural)
-    holder = natural[_HOLDER]
+    wanted = natural[_HOLDER]
 
     def room() -> int:
         """Returns how wide the holder column could be."""
@@ -301,16 +307,18 @@ def _lay_out(natural: dict[Column, int], width: int) -> dict[Column, int]:
         others = sum(widths.values()) - widths[_HOLDER]
         return width - others - gaps
 
-    if room() < holder and _NODE in widths:
+    if room() < wanted and _NODE in widths:
         widths[_NODE] = min(widths[_NODE], _NARROW_NODE)
-    if room() < holder:
+    if room() < wanted:
         del widths[_MODEL]
 
+    # More important columns are hidden only for a readable part of the holder.
+    readable = min(wanted, _READABLE_HOLDER)
     for column in _OPTIONAL:
-        if column in widths and room() < min(holder, _READABLE_HOLDER):
+        if column in widths and room() < readable:
             del widths[column]
 
-    widths[_HOLDER] = max(1, min(holder, room()))
+    widths[_HOLDER] = max(1, min(wanted, room()))
     if _HISTORY in widths:
         unused = room() - widths[_HOLDER]
         widths[_HISTORY] = min(widths[_HISTORY] + unused, _MAX_HISTORY)
@@ -328,13 +336,14 @@ class Table:
         width: int | None = None,
         sparklines: Sparklines | None = None,
     ) -> None:
-        """Without `width`, nothing is truncated. Several nodes are shown in a column."""
+        """Without `width`, nothing is truncated."""
         self.lines = list(flatten(lines))  # each row's depth in the tree, and its line
         self.sparklines = sparklines
         self._order = order
         self._width = width
         self._widths = {column: self._measure(column) for column in _COLUMNS}
 
+        # The title has the name of a single node.
         nodes = {line.node for _, line in self.lines}
         if len(nodes) <= 1:
             del self._widths[_NODE]
@@ -365,6 +374,7 @@ class Table:
             text = fit(title, width, column.right)
             spans += [(text, style), (" ", "header")]
 
+        # Nothing separates the last column.
         return spans[:-1]
 
     def render(self, start: int = 0, end: int | None = None) -> list[Spans]:
@@ -379,16 +389,17 @@ class Table:
                 text = fit_start(text, self._width)
             return [(text, line.severity)]
 
-        base = "dim" if line.kind == "process" else ""
+        line_style = "dim" if line.kind == "process" else ""
         spans: Spans = []
         for column, width in self._widths.items():
             text = _cell(column, line)
-            style = column.style(line) or base
+            style = column.style(line) or line_style
             if text == ABSENT:
                 style = "dim"
             fitted = self._fit(column, depth, line, text, width)
-            spans += [(fitted, style), (" ", base)]
+            spans += [(fitted, style), (" ", line_style)]
 
+        # Nothing separates the last column.
         return spans[:-1]
 
     def _fit(self, column: Column, depth: int, line: Line, text: str, width: int) -> str:
@@ -449,8 +460,7 @@ def render_totals(totals: Totals, currency: str, width: int) -> Spans:
 
 def _list_totals(totals: Totals, currency: str) -> Iterator[tuple[str, Span]]:
     """Yields the name of each total, and what is shown."""
-    allocated = format_gpus(totals.allocated)
-    yield "allocated", (f"{allocated}/{totals.gpus} allocated", "")
+    yield "allocated", (f"{format_gpus(totals.allocated)}/{totals.gpus} allocated", "")
     yield "used", (f"{format_gpus(totals.used)} used", "")
 
     idle_style = "warn" if totals.idle else ""

@@ -6,7 +6,9 @@ The names, docstrings and descriptions of the parameters are what the assistant 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,7 +21,7 @@ from podgpu.metrics.conditions import breaks_gpu
 from podgpu.tools.assistant.untrusted import make_rows, wrap
 from podgpu.view_address import ViewClient, read_answer
 
-# How far the view's clock may be ahead: the view has the last word.
+# The view's clock may be ahead of ours by so many seconds. If it is not, the view rejects the time.
 _CLOCK_ERROR = 300.0
 Answer = dict[str, Any]
 Row = dict[str, Any]
@@ -69,7 +71,7 @@ class Questions:
         hour, in total and for the 20 namespaces with most GPUs. Start here.
         """
         view = self._read_view()
-        namespaces = sorted(view.namespaces, key=lambda row: -row.allocated_gpus)
+        namespaces = sorted(view.namespaces, key=lambda row: row.allocated_gpus, reverse=True)
         data = _describe_view(view)
         data["namespaces"] = make_rows([msgspec.to_builtins(row) for row in namespaces])
         return wrap(data)
@@ -108,19 +110,10 @@ class Questions:
         is measured, and its DCGM fields. Read from the GPU's exporter.
         """
         answer = self._read(f"api/v1/gpus/{_part(uuid)}")
-        failed = []
-        for source in answer.pop("sources", []):
-            if not source.get("ok"):
-                failed.append(source)
-
-        answer["failed_sources"] = failed
-
-        fields = []
-        for row in answer.pop("fields", []):
-            if field.upper() in row["name"]:
-                fields.append(row)
-
-        answer["fields"] = make_rows(fields)
+        sources = answer.pop("sources", [])
+        answer["failed_sources"] = [source for source in sources if not source.get("ok")]
+        fields = answer.pop("fields", [])
+        answer["fields"] = make_rows([row for row in fields if field.upper() in row["name"]])
         return wrap(answer)
 
     def pod_gpus(self, namespace: Namespace, pod: Pod) -> Answer:
@@ -129,13 +122,14 @@ class Questions:
         """
         path = f"api/v1/pods/{_part(namespace)}/{_part(pod)}"
         answer = read_answer(self._client, path, PodResponse)
+        # The rows replace the nodes.
         data = msgspec.to_builtins(answer)
         del data["nodes"]
         rows = []
         for of_node in answer.nodes:
             rows += [_make_gpu_row(of_node, gpu) for gpu in of_node.gpus]
 
-        return wrap({**data, **make_rows(rows)})
+        return wrap(data | make_rows(rows))
 
     def pod_summary(self, namespace: Namespace, pod: Pod) -> Answer:
         """Sums up a running or ended pod from the history: GPU-hours, idle hours, energy, cost,
@@ -192,7 +186,7 @@ class Questions:
         events = answer.pop("events")
         if kind:
             events = [event for event in events if event["kind"] == kind]
-        return wrap({**answer, **make_rows(events)})
+        return wrap(answer | make_rows(events))
 
     def state_at(self, at: Moment, node: OnlyNode = "", namespace: OnlyNamespace = "") -> Answer:
         """Shows the GPUs and their holders at a past time, from the history."""
@@ -203,19 +197,18 @@ class Questions:
         """Lists containers that wait now for others on a shared GPU, the longest wait first, and
         for whom. Only GPUs on which podgpu measures context switches.
         """
-        query = {"ns": namespace} if namespace else {}
-        view = self._read_view(query)
+        view = self._read_view(_select_given({"ns": namespace}))
         waiting = []
         for of_node, gpu in _list_gpus(view):
             for instance, holder in _list_holders(gpu):
-                is_shown = namespace in ("", holder.namespace)
+                is_shown = not namespace or holder.namespace == namespace
                 if is_shown and holder.wait_ratio:
                     row = _make_holder_row(instance, holder)
                     row |= {"node": of_node.name, "uuid": gpu.uuid}
                     row["waits_for"] = [msgspec.to_builtins(other) for other in holder.waits_for]
                     waiting.append(row)
 
-        waiting.sort(key=lambda row: -row["wait_ratio"])
+        waiting.sort(key=itemgetter("wait_ratio"), reverse=True)
         return wrap(_describe_list(view, waiting))
 
     def problems_list(self) -> Answer:
@@ -223,17 +216,17 @@ class Questions:
         answer, failing sources, each with what to do.
         """
         view = self._read_view({"state": "broken"})
-        advice: dict[str, dict[str, None]] = {}  # UUID or node -> what to do
+        advice: dict[str, list[str]] = defaultdict(list)  # UUID or node -> what to do
         for of_node, gpu in _list_gpus(view):
             for condition in gpu.conditions:
-                for key in (gpu.uuid, of_node.name):
-                    advice.setdefault(key, {})[condition.do] = None
+                advice[gpu.uuid].append(condition.do)
+                advice[of_node.name].append(condition.do)
 
         rows = []
         for alert in view.alerts:
             row = msgspec.to_builtins(alert)
             place = alert.uuid or alert.node
-            row["do"] = list(advice.get(place, ()))
+            row["do"] = list(dict.fromkeys(advice[place]))  # without repetitions
             rows.append(row)
 
         return wrap(_describe_list(view, rows))
@@ -291,11 +284,12 @@ def _describe_list(view: View, rows: Sequence[Row]) -> Answer:
     data = _describe_view(view)
     if view.paged:
         data["notes"].append("there are too many GPUs to read all: these are those of one page")
-    return {**data, **make_rows(rows)}
+    return data | make_rows(rows)
 
 
 def _with_rows(answer: Answer) -> Answer:
-    return {**answer, **make_rows(answer["rows"])}
+    """Keeps only the first rows of an answer of the API, and adds the number of all."""
+    return answer | make_rows(answer["rows"])
 
 
 def _list_gpus(view: View) -> Iterator[tuple[NodeView, GpuView]]:
@@ -328,7 +322,7 @@ def _find_states(gpu: GpuView) -> set[str]:
 
 
 def _is_selected(node: NodeView, gpu: GpuView, query: Mapping[str, str], model: str) -> bool:
-    if query["node"] not in ("", node.name):
+    if query["node"] and query["node"] != node.name:
         return False
     if model.lower() not in gpu.model.lower():
         return False

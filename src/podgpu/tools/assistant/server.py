@@ -140,16 +140,16 @@ def _is_allowed(scope: Scope, token_file: str) -> bool:
         token = read_token(token_file)
     except SourceError:
         return False
-    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    credentials = [value for name, value in scope["headers"] if name == b"authorization"]
     expected = b"Bearer " + token
-    return len(given) == 1 and hmac.compare_digest(given[0], expected)
+    return len(credentials) == 1 and hmac.compare_digest(credentials[0], expected)
 
 
 def read_token(path: str) -> bytes:
     """Raises SourceError if the file has no usable token."""
     token = read_bounded(path, _MAX_TOKEN_BYTES).strip()
-    is_printable = all(32 < byte < 127 for byte in token)
-    if not token or not is_printable:
+    has_only_visible_ascii = all(0x20 < byte < 0x7F for byte in token)
+    if not token or not has_only_visible_ascii:
         raise SourceError("unauthorized", f"{path} has no usable token: write one line into it")
     return token
 

@@ -41,9 +41,9 @@ def wrap(data: Mapping[str, Any]) -> dict[str, Any]:
     return {"warning": WARNING, "data": clean(data)}
 
 
-def make_rows(rows: Sequence[Any], **others: Any) -> dict[str, Any]:
+def make_rows(rows: Sequence[Any]) -> dict[str, Any]:
     """Returns the first rows and the number of all."""
-    return {**others, "count": len(rows), "rows": rows[:MOST_ROWS]}
+    return {"count": len(rows), "rows": rows[:MOST_ROWS]}
 
 
 def clean(value: Any, key: str = "") -> Any:

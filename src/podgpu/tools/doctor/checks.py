@@ -64,7 +64,8 @@ from podgpu.workers import Workers
 
 SIMULATED = "simulated"
 _SYS_ADMIN = 1 << 21
-_DRIVER_VERSION, _NVML_VERSION = 1, 2
+_DRIVER_VERSION = 1  # DCGM field
+_NVML_VERSION = 2
 _RUNTIME = (
     "run the container with the NVIDIA runtime (runtimeClassName: nvidia) and "
     "NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=utility"
@@ -88,7 +89,9 @@ class Finding:
     advice: str = ""
 
 
-ok, note, wrong = (partial(Finding, level) for level in Level)
+ok = partial(Finding, Level.OK)
+note = partial(Finding, Level.NOTE)
+wrong = partial(Finding, Level.WRONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +125,23 @@ def read_gpus(
     deadline: float,
     pause: Callable[[float], object],
 ) -> GpuReadings:
-    listed = workers.run({"driver": telemetry.inventory}, deadline)["driver"]
-    if listed.value is None:
-        return GpuReadings(error=listed.error)
+    inventory = workers.run({"driver": telemetry.inventory}, deadline)["driver"]
+    if inventory.value is None:
+        return GpuReadings(error=inventory.error)
 
     wanted: dict[int, Field] = {counter.field.id: counter.field for counter in counters}
     for number in (_DRIVER_VERSION, _NVML_VERSION, *FIELD_CONDITIONS, FABRIC_FIELD):
         wanted[number] = fields()[number]
 
-    chosen = tuple(wanted.values())
+    wanted_fields = tuple(wanted.values())
 
     def read(gpu: Device) -> GpuReading:
-        telemetry.read(gpu, chosen)
+        telemetry.read(gpu, wanted_fields)
         # Rates and GPM need two readings.
         pause(MIN_GPM_SECONDS)
-        return telemetry.read(gpu, chosen)
+        return telemetry.read(gpu, wanted_fields)
 
-    gpus = listed.value.gpus
+    gpus = inventory.value.gpus
     jobs = {f"GPU {gpu.index}": partial(read, gpu) for gpu in gpus}
     results = workers.run(jobs, deadline)
     readings: dict[Device, GpuReading] = {}
@@ -150,7 +153,7 @@ def read_gpus(
         if result.error is not None:
             failures[gpu] = result.error
 
-    return GpuReadings(listed.value, read=readings, failures=failures)
+    return GpuReadings(inventory.value, read=readings, failures=failures)
 
 
 def check_gpus(
@@ -164,16 +167,12 @@ def check_gpus(
     if isinstance(telemetry, ExporterTelemetry):
         provider = "that exporter's counter file"
         yield from _check_exporter(telemetry.shown, readings)
-    elif isinstance(telemetry, DcgmTelemetry) and readings.inventory is None:
-        provider = "DCGM"
-        yield wrong("DCGM", str(readings.error))
     elif isinstance(telemetry, DcgmTelemetry):
         provider = "DCGM"
-        library, engine = map(format_version, telemetry.versions)
-        yield ok("DCGM", f"libdcgm {library}, host engine {engine}")
-        yield from _check_driver(readings, telemetry.expected, proc, sysfs)
+        yield from _check_dcgm(telemetry, readings, proc, sysfs)
     else:
         provider = ""
+        # The PCI bus has no simulated GPUs.
         expected = None if telemetry.name == SIMULATED else telemetry.expected
         yield from _check_driver(readings, expected, proc, sysfs)
 
@@ -192,6 +191,19 @@ def _count_models(gpus: Iterable[Device]) -> str:
 
 
 # Driver
+
+
+def _check_dcgm(
+    telemetry: DcgmTelemetry, readings: GpuReadings, proc: str, sysfs: str
+) -> Iterator[Finding]:
+    if readings.inventory is None:
+        yield wrong("DCGM", str(readings.error))
+        return
+
+    library, engine = telemetry.versions
+    versions = f"libdcgm {format_version(library)}, host engine {format_version(engine)}"
+    yield ok("DCGM", versions)
+    yield from _check_driver(readings, telemetry.expected, proc, sysfs)
 
 
 def _check_driver(
@@ -315,6 +327,7 @@ def list_repairs(readings: GpuReadings, node: str, has_pods: bool) -> Iterator[F
 
 
 def _check_mig(readings: GpuReadings) -> Iterator[Finding]:
+    # In a reading, the GPU comes before its instances.
     layouts = [list(reading.values) for reading in readings.read.values() if reading.values]
     for gpu, *instances in layouts:
         if gpu.mig_enabled:
@@ -360,8 +373,12 @@ def _check_counters(
         model = gpu.model or "the GPU"
         if any(device.mig_enabled for device in reading.values):
             model += " in MIG mode"
-        missing_fields = {number for _, number in reading.unsupported}
-        unsupported[model] |= missing_fields.difference(*reading.values.values())
+        # A field that some of its devices do not support may have a value of another one.
+        with_value: set[int] = set()
+        for values in reading.values.values():
+            with_value.update(values)
+        without_support = {number for _device_key, number in reading.unsupported}
+        unsupported[model] |= without_support - with_value
 
     for model, numbers in unsupported.items():
         missing = [counter for counter in counters if counter.field.id in numbers]
@@ -444,15 +461,15 @@ def _check_mps(
 ) -> Iterator[Finding]:
     jobs = {f"processes-{gpu.uuid}": partial(telemetry.processes, gpu) for gpu in gpus}
     results = workers.run(jobs, deadline)
-    shared = []
+    indices = []
     for gpu in gpus:
-        result = results[f"processes-{gpu.uuid}"]
-        processes = result.value or ()
+        # If the processes cannot be read, other checks report this.
+        processes = results[f"processes-{gpu.uuid}"].value or ()
         if any(process.mps for process in processes):
-            shared.append(gpu.index)
+            indices.append(gpu.index)
 
-    if shared:
-        yield note("MPS", f"GPU {few_of(shared)}: {_MPS}")
+    if indices:
+        yield note("MPS", f"GPU {few_of(indices)}: {_MPS}")
 
 
 def _check_switches(telemetry: NvmlTelemetry, gpu: Device) -> Finding:
@@ -475,11 +492,11 @@ def _check_switches(telemetry: NvmlTelemetry, gpu: Device) -> Finding:
     text = "busy time comes from context switches and has a lower and an upper bound"
     if limit == NO_CAPABILITY:
         finding = wrong if method == "exact" else note
-        hidden = (
+        consequence = (
             "if several containers run as other users than podgpu, the driver's samples divide "
             "their time"
         )
-        text = f"{text}: CAP_SYS_ADMIN is missing; {hidden}"
+        text = f"{text}: CAP_SYS_ADMIN is missing; {consequence}"
         return finding("sharing", text, IMPROVEMENTS[NO_CAPABILITY])
 
     if method == "exact":
@@ -513,6 +530,7 @@ def _read(path: Path) -> str:
 def check_privileges(proc: str, usage_from: str) -> Iterator[Finding]:
     """`usage_from`: see `--usage-from`. `auto` and `exact` use CAP_SYS_ADMIN."""
     status = _read(Path(proc, "self/status"))
+    # The second number is the effective user.
     uid = re.search(r"^Uid:\s+\d+\s+(\d+)", status, re.MULTILINE | re.ASCII)
     user = f"uid {uid[1]}" if uid else "unknown uid"
     needed = "CAP_SYS_ADMIN for --usage-from exact" if usage_from == "exact" else "none"
@@ -593,6 +611,7 @@ def check_watches(watches: Sequence[Informer[Any]], timeout: float) -> Iterator[
     if not watches:
         return
 
+    # All watches share one time-out.
     end = time.monotonic() + timeout
     for watch in watches:
         watch.wait_synced(max(0.0, end - time.monotonic()))
@@ -631,8 +650,7 @@ def check_holders(
         yield note("kubelet", text)
         return
 
-    kubelet = next((source for source in sources if isinstance(source, KubeletAllocation)), None)
-    responses: list[Any] = []  # responses of the kubelet
+    responses: list[Any] = []  # the kubelet's response, if it could be read
 
     def read(source: AllocationSource) -> Allocation:
         if not isinstance(source, KubeletAllocation):
@@ -642,16 +660,21 @@ def check_holders(
         return source.map_pods(response, readings.devices)
 
     allocations: dict[str, Allocation] = {}
-    jobs = {source.name: partial(read, source) for source in sources}
-    for name, result in workers.run(jobs, deadline).items():
-        allocation = result.value
+    gpu_resources: frozenset[str] = frozenset()
+    by_name = {source.name: source for source in sources}
+    jobs = {name: partial(read, source) for name, source in by_name.items()}
+    results = workers.run(jobs, deadline)
+    for name, source in by_name.items():
+        if isinstance(source, KubeletAllocation):
+            gpu_resources = source.resource_names
+        allocation = results[name].value
         if allocation is None:
-            yield _explain_error(name, result.error, kubelet_required)
+            yield _explain_error(name, results[name].error, kubelet_required)
             continue
 
         allocations[name] = allocation
-        if kubelet is not None and name == KUBELET:
-            yield from _check_kubelet(kubelet.socket, responses[0], allocation, api)
+        if isinstance(source, KubeletAllocation):
+            yield from _check_kubelet(source.socket, responses[0], allocation, api)
         else:
             count = len(allocation.assignments) + len(allocation.unmapped)
             yield ok(name, plural(count, "assignment"))
@@ -659,23 +682,29 @@ def check_holders(
     if not allocations:
         return
 
-    results = workers.run({"names": identities.read}, deadline)
-    names = results["names"].value or Identities()
-    kubelet_pods = allocations.get(KUBELET, Allocation()).listed_pods
-
-    def has_ended(workload: Workload) -> bool:
-        alive = names.is_alive(workload, ())
-        if alive is None and kubelet_pods:
-            alive = workload.pod_name in kubelet_pods
-        return alive is False
-
-    allocations = reject_ended(allocations, names.complete, has_ended)
-    allocations = replace_reservations(allocations, names.pods, readings.devices, names.complete)
-    merged = merge(allocations, names.complete)
-    gpu_resources = kubelet.resource_names if kubelet is not None else frozenset()
+    names = workers.run({"names": identities.read}, deadline)["names"].value or Identities()
+    merged = _merge_allocations(allocations, names, readings.devices)
     resources = _list_resources(responses)
     yield from _check_mapping(merged, readings, selection, gpu_resources, resources)
     yield from _check_kubernetes_health(merged, names, readings)
+
+
+def _merge_allocations(
+    allocations: Mapping[str, Allocation], names: Identities, devices: Sequence[Device]
+) -> Allocation:
+    """Merges the sources like the exporter, which also uses earlier readings."""
+    kubelet_pods = allocations.get(KUBELET, Allocation()).listed_pods
+
+    def has_ended(workload: Workload) -> bool:
+        is_alive = names.is_alive(workload, ())
+        # None means unknown. A restarted kubelet lists no pods at all.
+        if is_alive is None and kubelet_pods:
+            is_alive = workload.pod_name in kubelet_pods
+        return is_alive is False
+
+    allocations = reject_ended(allocations, names.complete, has_ended)
+    allocations = replace_reservations(allocations, names.pods, devices, names.complete)
+    return merge(allocations, names.complete)
 
 
 def _check_kubernetes_health(
@@ -710,10 +739,10 @@ def _check_kubelet(
 ) -> Iterator[Finding]:
     responds = f"{path} responds"
     pods = {(pod.namespace, pod.name) for pod in response.pod_resources}
-    watched = api.watched_pods
-    is_read = watched is not None and watched.synced and watched.error is None
+    watch = api.watched_pods
+    knows_api_pods = watch is not None and watch.synced and watch.error is None
     api_pods = set()
-    if is_read:
+    if knows_api_pods:
         api_pods = {(pod.namespace, pod.name) for pod in api.known_pods()}
     if not pods:
         yield _explain_no_pods(responds, len(api_pods))
@@ -725,7 +754,7 @@ def _check_kubelet(
     counts = f"{plural(len(pods), 'pod')}, {len(holders)} with GPUs"
     yield ok("kubelet", f"{responds}: {counts}, {plural(len(workloads), 'assignment')}")
 
-    if is_read and not pods & api_pods:
+    if knows_api_pods and pods.isdisjoint(api_pods):
         node = os.environ.get("NODE_NAME", "")
         text = (
             f"NODE_NAME is not this node: the API server has {plural(len(api_pods), 'pod')} "
@@ -768,7 +797,8 @@ _ROOTS = (
 def _explain_error(name: str, error: Exception | None, kubelet_required: bool) -> Finding:
     # The finding itself shows the name.
     text = str(error).removeprefix(f"{name}: ")
-    if name != KUBELET or getattr(error, "reason", "") != "socket_missing":
+    is_missing = name == KUBELET and getattr(error, "reason", "") == "socket_missing"
+    if not is_missing:
         return wrong(name, text)
     finding = wrong if kubelet_required else note
     return finding("kubelet", f"no pod labels, because {text}", _ROOTS)
@@ -811,10 +841,10 @@ def _check_mapping(
         )
         yield note("mapping", text, advice)
 
-    shown = selection.select(readings.devices)
-    hidden = [entry for entry in allocation.assignments if entry.device not in shown]
-    if hidden:
-        count = plural(len(hidden), "assignment")
+    selected = selection.select(readings.devices)
+    excluded = [entry for entry in allocation.assignments if entry.device not in selected]
+    if excluded:
+        count = plural(len(excluded), "assignment")
         text = f"{count} on devices excluded by -d {selection}: they are not exported"
         yield note("mapping", text, "use -d f to export all devices")
 
@@ -837,6 +867,7 @@ def _explain_unmapped(
 ) -> Finding:
     text = describe(unmapped)
     device_id = parse_id_or_minor(unmapped.device_id)
+    # The ids in job files of HPC have an explanation of their own.
     is_unknown = unmapped.reason == "unknown_device" and unmapped.source != "hpc"
     if is_unknown and device_id is not None:
         reason, advice = _explain_unknown(device_id, readings)

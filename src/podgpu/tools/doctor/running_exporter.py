@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -48,13 +49,13 @@ def _read_cmdline(proc: str, pid: int) -> list[str]:
             words = file.read(_MAX_CMDLINE).split(b"\0")
     except OSError:
         return []
+    # Each word ends with a zero byte, so nothing follows the last one.
     return [os.fsdecode(word) for word in words[:-1]]
 
 
 def _find_arguments(words: Sequence[str]) -> Sequence[str] | None:
     """Returns what follows `podgpu exporter`, which may itself be arguments of Python."""
-    for i, word in enumerate(words[:-1]):
-        program = PurePath(word).name
-        if program == "podgpu" and words[i + 1] == "exporter":
-            return words[i + 2 :]
+    for following, (program, command) in enumerate(pairwise(words), start=2):
+        if PurePath(program).name == "podgpu" and command == "exporter":
+            return words[following:]
     return None

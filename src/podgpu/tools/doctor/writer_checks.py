@@ -84,6 +84,7 @@ async def _find_missing(
     missing = {}
     async with ApiClient(api.config, deadline) as client:
         for writer, permissions in wanted.permissions.items():
+            # Not every writer uses the API server.
             if not permissions:
                 continue
             missing[writer] = [each for each in permissions if not await _is_granted(client, each)]

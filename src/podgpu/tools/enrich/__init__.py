@@ -48,33 +48,36 @@ def relabel(
             families.append(family)
             continue
 
-        copies: dict[object, tuple[LabelMap, list[ParsedSample]]] = {}
+        relabelled: dict[object, _RelabelledSeries] = {}
         for sample in family.samples:
             labels = _make_labels(sample, holders, policy)
             key = sample.name, frozenset(labels.items())
-            copies.setdefault(key, (labels, []))[1].append(sample)
+            relabelled.setdefault(key, _RelabelledSeries(labels)).copies.append(sample)
 
-        kept = []
-        for labels, samples in copies.values():
-            chosen = _select_copy(samples)
+        samples = []
+        for series in relabelled.values():
+            chosen = _select_copy(series.copies)
             if chosen is None:
                 ambiguous += 1
             else:
-                kept.append(ParsedSample(chosen.name, labels, chosen.value))
+                samples.append(ParsedSample(chosen.name, series.labels, chosen.value))
 
-        families.append(ParsedFamily(family.name, family.type, family.help, kept))
+        families.append(ParsedFamily(family.name, family.type, family.help, samples))
 
     return families, ambiguous
 
 
+@dataclass(slots=True)
+class _RelabelledSeries:
+    labels: LabelMap
+    copies: list[ParsedSample] = field(default_factory=list)  # samples that get these labels
+
+
 def _select_copy(copies: Sequence[ParsedSample]) -> ParsedSample | None:
-    """Returns the copy that had no pod labels, or else the first copy.
+    """Returns a copy that had no pod labels, or else any copy.
 
-    Returns None if the values of copies differ.
+    Returns None if the values of these copies differ.
     """
-    if len(copies) == 1:
-        return copies[0]
-
     without_holder = [sample for sample in copies if HOLDER_LABELS.isdisjoint(sample.labels)]
     candidates = without_holder or copies
     # Compares texts, because NaN != NaN.
@@ -133,6 +136,7 @@ class Enricher:
         self._unmapped = UnmappedLog()
         self._written_at: float | None = None
         """Monotonic time when the values in the file were read; None if the file has no values."""
+        # An earlier run may have left a file. Its age is known only by the wall clock.
         with suppress(SourceError):
             modified_at = identify_file(str(self.file.path)).modified_ns / 1e9
             age = max(0.0, self.clock.wall() - modified_at)
@@ -152,18 +156,14 @@ class Enricher:
             self._count_error(SOURCE, e.reason, str(e))
             if self._is_stale():
                 seconds = self.clock.monotonic() - started
-                self._remove_values(SourceStatus(SOURCE, False, seconds, e.reason, str(e)))
+                failure = SourceStatus(SOURCE, False, seconds, e.reason, str(e))
+                self._remove_values(failure)
             raise
 
         self._log_success(SOURCE)
 
         held = self.find_holders(devices)
-        for source in held.sources:
-            if source.up:
-                self._log_success(source.name)
-            else:
-                self._log_failure(source.name, source.error, source.message)
-        self._unmapped.report(held.unmapped)
+        self._log_sources(held)
 
         assignments = []
         for assignment in held.assignments:
@@ -177,21 +177,22 @@ class Enricher:
         seconds = self.clock.monotonic() - started
         sources = (SourceStatus(SOURCE, True, seconds), *held.sources)
         existing = {family.name for family in families}
-        own = self._encode_self(sources, held, self.clock.wall(), existing)
+        own = self._encode_self(sources, held, existing, taken_at=self.clock.wall())
         self._write(encode_parsed(families) + own)
         self._written_at = self.clock.monotonic()
         return held.sources
 
     def _find_devices(self, exposition: Sequence[ParsedFamily]) -> tuple[Device, ...]:
         samples = chain.from_iterable(family.samples for family in exposition)
-        found = find_devices(samples, SOURCE, self.device_name_ids)
+        readings = find_devices(samples, SOURCE, self.device_name_ids)
         self.companion.update()
-        devices = [self.companion.complete(device) for device, _ in found]
-        return tuple(devices)
+        return tuple(self.companion.complete(device) for device, _values in readings)
 
     def _remove_values(self, failure: SourceStatus) -> None:
         """Writes a file that has only podgpu's own metrics."""
-        self._write(self._encode_self((failure,), Allocation(), 0.0))
+        own = self._encode_self((failure,), Allocation(), existing=frozenset(), taken_at=None)
+        self._write(own)
+        # Otherwise, an earlier update has removed them. This one only writes the error counts.
         if self._written_at is not None:
             _log.warning("%s: the values were removed, because they are stale", self.file.path)
         self._written_at = None
@@ -223,6 +224,7 @@ class Enricher:
         _log.warning(text, self.file.path)
 
     def _is_stale(self) -> bool:
+        """Returns True if the file has old values, or none."""
         if self.stale_after is None:
             return False
         if self._written_at is None:
@@ -233,8 +235,9 @@ class Enricher:
         self,
         sources: tuple[SourceStatus, ...],
         held: Allocation,
-        taken_at: float,
-        existing: Set[str] = frozenset(),
+        existing: Set[str],
+        *,
+        taken_at: float | None,
     ) -> bytes:
         """Encodes podgpu's own metrics.
 
@@ -243,7 +246,7 @@ class Enricher:
         state = NodeState(
             producer="podgpu",
             version=__version__,
-            taken_at=taken_at or None,
+            taken_at=taken_at,
             sources=self.errors.add_to(sources, held.unmapped),
         )
         families = []
@@ -256,6 +259,14 @@ class Enricher:
     def _count_error(self, source: str, reason: str, message: str) -> None:
         self.errors.add(source, reason)
         self._log_failure(source, reason, message)
+
+    def _log_sources(self, held: Allocation) -> None:
+        for source in held.sources:
+            if source.up:
+                self._log_success(source.name)
+            else:
+                self._log_failure(source.name, source.error, source.message)
+        self._unmapped.report(held.unmapped)
 
     def _log_failure(self, source: str, reason: str, message: str) -> None:
         if self._faults.fail(source, reason):

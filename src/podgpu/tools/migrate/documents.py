@@ -84,7 +84,8 @@ class _JsonString:
     @property
     def key(self) -> str:
         """The last key in the path. List indices are skipped."""
-        return next((part for part in reversed(self.path) if isinstance(part, str)), "")
+        keys = [part for part in self.path if isinstance(part, str)]
+        return keys[-1] if keys else ""
 
     @property
     def shown(self) -> str:
@@ -132,16 +133,18 @@ def migrate_dashboard(text: str, origin: str) -> RewriteResult:
 def _owner_of(string: _JsonString) -> tuple[str | int, ...]:
     """Returns the path of the panel or variable that contains the string."""
     path = string.path
-    for last in range(len(path) - 1, 0, -1):
-        is_entry = isinstance(path[last], int)
-        if is_entry and path[last - 1] in ("panels", "list"):
-            return path[: last + 1]
+    # From the end, because rows of panels contain panels.
+    for length in range(len(path), 1, -1):
+        parent, entry = path[length - 2 : length]
+        if isinstance(entry, int) and parent in ("panels", "list"):
+            return path[:length]
     return path
 
 
 def _change_string(string: _JsonString, rewritten: RewriteResult, text: str) -> FileChange:
     new = text[string.start : string.end]
     if rewritten.text != string.value:
+        # Escapes other characters if the file does.
         is_ascii = new.isascii() or "\\u" in new
         new = json.dumps(rewritten.text, ensure_ascii=is_ascii)
     edit = Edit(string.start, string.end, new)
@@ -204,12 +207,13 @@ def _find_strings(text: str) -> list[_JsonString]:
             path.append(None if token == "{" else 0)
         elif token in "}]":
             path.pop()
+        elif token == "," and isinstance(path[-1], int):
+            path[-1] += 1
         elif token == ",":
-            last = path[-1]
-            path[-1] = last + 1 if isinstance(last, int) else None
-        elif token.startswith('"'):
+            path[-1] = None
+        else:
             value = json.loads(token, strict=False)
-            is_key = bool(path) and path[-1] is None
+            is_key = path[-1] is None
             place = tuple(part for part in path if part is not None)
             strings.append(_JsonString(place, value, match.start(), match.end(), is_key))
             if is_key:
@@ -256,6 +260,7 @@ def migrate_rules(text: str, origin: str) -> RewriteResult:
         result = results.get(scalar)
         intended.append(scalar.value if result is None else result.text)
 
+    # The second way is valid everywhere, but changes the style of what it writes.
     for write in (_write_in_style, _write_quoted):
         changes = [_make_change(text, scalar, result, write) for scalar, result in results.items()]
         migrated = _apply_changes(text, changes)
@@ -278,10 +283,10 @@ def _rewrite_scalars(scalars: Sequence[_Scalar]) -> dict[_Scalar, RewriteResult]
     while True:
         results = _rewrite_values(scalars, recorded)
         readers = {scalar.rule for scalar, result in results.items() if result.reads_exporter}
-        found = frozenset(scalar.value for scalar in records if scalar.rule in readers)
-        if found == recorded:
+        recorded_by_readers = frozenset(one.value for one in records if one.rule in readers)
+        if recorded_by_readers == recorded:
             break
-        recorded = found
+        recorded = recorded_by_readers
 
     # Templates of rules that do not read the exporter's series stay unchanged. Their labels come
     # from other exporters.
@@ -420,13 +425,19 @@ def _write_in_style(source: str, node: yaml.ScalarNode, value: str) -> str:
     if node.style not in ("|", ">"):
         return value
 
+    # The first line has the indicator, such as |-, which says how the block ends.
     block, _, lines = source.partition("\n")
     indent = lines[: len(lines) - len(lines.lstrip(" "))]
     for line in value.rstrip("\n").split("\n"):
         block += f"\n{indent}{line}" if line else "\n"
 
-    return block + source[len(source.rstrip()) :]
+    return block + _find_blank_end(source)
 
 
 def _write_quoted(source: str, _node: yaml.ScalarNode, value: str) -> str:
-    return json.dumps(value, ensure_ascii=False) + source[len(source.rstrip()) :]
+    return json.dumps(value, ensure_ascii=False) + _find_blank_end(source)
+
+
+def _find_blank_end(source: str) -> str:
+    """Returns the blanks and line breaks at the end. A block includes those that follow it."""
+    return source[len(source.rstrip()) :]

@@ -106,15 +106,6 @@ _UNITLESS = frozenset(
     }
 )
 """Functions whose result does not depend on the unit."""
-_SETS_LABEL = ("label_replace", "label_join")
-"""Functions whose first label argument is a label that they set."""
-_LABEL_ARGUMENTS = {
-    "label_replace": slice(1, 4, 2),
-    "label_join": slice(1, None),
-    "sort_by_label": slice(1, None),
-    "sort_by_label_desc": slice(1, None),
-}
-"""Function -> positions of arguments that are label names."""
 
 
 class PromqlError(PodgpuError):
@@ -134,6 +125,7 @@ def renamed_metrics() -> Mapping[str, RenamedMetric]:
     metrics: dict[str, RenamedMetric] = {}
     for rename in renames():
         old = rename.old
+        # Fields that are texts are labels, see `renamed_labels`.
         if old.type == "text" or old.name == rename.new_name:
             continue
         factor = 1 / Fraction(str(rename.factor))
@@ -197,8 +189,12 @@ def rewrite_query(text: str, recorded: frozenset[str] = frozenset()) -> RewriteR
         return RewriteResult(text, problems, reads_exporter=reads_exporter)
 
     new = apply_edits(text, rewriter.edits)
-    notes = tuple(dict.fromkeys(rewriter.notes))
-    return RewriteResult(new, (), notes, reads_exporter, int(new != text))
+    return RewriteResult(
+        new,
+        notes=tuple(dict.fromkeys(rewriter.notes)),
+        reads_exporter=reads_exporter,
+        changed=int(new != text),
+    )
 
 
 class Edit(NamedTuple):
@@ -260,6 +256,33 @@ class _Expression:
     factor: Fraction = Fraction(1)  # unit conversion that the enclosing expression must apply
     is_range: bool = False
     is_exact: bool = False  # True if a rounding error of the value could change the result
+
+
+class _QuotedLabels(NamedTuple):
+    """Arguments that are names of labels, without their quotes."""
+
+    targets: list[_Token]  # labels that the function sets
+    sources: list[_Token]  # labels that it reads
+
+
+def _find_quoted_labels(function: str, arguments: Sequence[_Expression]) -> _QuotedLabels:
+    targets: Sequence[_Expression] = ()
+    sources: Sequence[_Expression] = ()
+    if function == "label_replace":
+        # label_replace(vector, target, replacement, source, pattern)
+        targets = arguments[1:2]
+        sources = arguments[3:4]
+    elif function == "label_join":
+        # label_join(vector, target, separator, source, …)
+        targets = arguments[1:2]
+        sources = arguments[3:]
+    elif function in ("sort_by_label", "sort_by_label_desc"):
+        sources = arguments[1:]
+    return _QuotedLabels(_unquote_all(targets), _unquote_all(sources))
+
+
+def _unquote_all(arguments: Iterable[_Expression]) -> list[_Token]:
+    return [argument.token.unquote() for argument in arguments if argument.token]
 
 
 def _find_name(
@@ -382,14 +405,16 @@ class _Rewriter:
         self._request_conversion(left)
         self._request_conversion(right)
         both = _join(left.start, right.end, (left, right))
-        self._rename_labels(both, labels, (left, right))
+        self._rename_labels(both, labels, operands=(left, right))
         if operator in _NEED_EXACT:
             self._require_exact(both)
         return both
 
     def _require_exact(self, whole: _Expression) -> None:
+        """Marks the conversions inside an expression that was just parsed."""
         for part in self.conversions:
-            part.is_exact |= part.start >= whole.start
+            if part.start >= whole.start:
+                part.is_exact = True
 
     def _parse_signed(self) -> _Expression:
         start = self.next.start
@@ -404,6 +429,7 @@ class _Rewriter:
         while True:
             if self._accept("["):
                 if self._parse_range():
+                    # The operand of a subquery is a vector, so it can be converted itself.
                     self._request_conversion(part)
                     part = _join(part.start, part.end, (part,))
                 part.is_range = True
@@ -478,16 +504,16 @@ class _Rewriter:
         if function in _STEPS:
             self._require_exact(call)
 
-        named = arguments[_LABEL_ARGUMENTS.get(function, slice(0))]
-        words = [argument.token.unquote() for argument in named if argument.token]
-        if function in _SETS_LABEL:
-            call.set_labels += tuple(word.text for word in words[:1])
+        quoted = _find_quoted_labels(function, arguments)
+        call.set_labels += tuple(label.text for label in quoted.targets)
 
-        self._rename_labels(call, labels, (call,))
-        self._rename_labels(call, words, ())
+        self._rename_labels(call, labels, operands=(call,))
+        # A label that the function sets belongs to no exporter.
+        self._rename_labels(call, quoted.targets, operands=())
+        self._rename_labels(call, quoted.sources, operands=arguments[:1])
 
-        used = [word.unquote().text for word in labels + words]
-        is_renamed = not renamed_metrics().keys().isdisjoint(call.metrics)
+        used = [word.unquote().text for word in labels + quoted.targets + quoted.sources]
+        is_renamed = any(metric in renamed_metrics() for metric in call.metrics)
         if _NAME in used and is_renamed:
             self._fail(call, f"uses {_NAME}, which the migration changes")
 
@@ -498,7 +524,7 @@ class _Rewriter:
         words = [argument.token for argument in arguments[-1:] if argument.token]
         # label_values(label) has no selector and reads all series.
         all_series = _Expression(call.start, call.end, metrics=("",))
-        self._rename_labels(call, words, arguments[:-1] or [all_series])
+        self._rename_labels(call, words, operands=arguments[:-1] or [all_series])
 
     def _convert_argument(self, call: _Expression, function: str, argument: _Expression) -> None:
         if not argument.is_range:
@@ -569,15 +595,15 @@ class _Rewriter:
         metric = name.text if name else ""
         part = _Expression(first.start, self._last_end, first, (metric,))
         # A text that consists only of a variable may be a number.
-        is_number = _VARIABLE.fullmatch(metric) and not labels and not self._is_next("[")
-        if _VARIABLE.search(metric) and not is_number:
+        may_be_number = _VARIABLE.fullmatch(metric) and not labels and not self._is_next("[")
+        if _VARIABLE.search(metric) and not may_be_number:
             self._fail(part, "the metric's name is or contains a dashboard variable")
 
         self.patterns += [(part, pattern) for pattern in patterns]
         if name:
             self._rename_metric(part, name)
 
-        self._rename_labels(part, labels, (part,))
+        self._rename_labels(part, labels, operands=(part,))
         return part
 
     def _parse_matcher(self) -> _Matcher:
