@@ -252,6 +252,14 @@ def test_the_counted_time_of_a_share_is_not_multiplied_by_it_again() -> None:
     assert spent(entry, "c") == HeldTime(8.0, 0.25)
 
 
+def test_a_new_holder_without_a_share_is_charged_no_time() -> None:
+    one = Node()
+    whole = holder("whole", share=1.0)
+    one.read(15, whole)
+    entry = one.read(30, whole, holder(allocated_ns=5 * NS, busy_ns=2 * NS))
+    assert spent(entry) == HeldTime(15.0, busy=2.0, share=0.0)
+
+
 def test_counters_that_stood_still_may_catch_up() -> None:
     one = Node()
     for second in (15, 30, 45, 60, 75):

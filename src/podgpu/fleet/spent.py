@@ -112,8 +112,12 @@ class Spending:
         if counted is None:
             return None
 
-        held = counted / (holder.share_ratio or share)
-        return self._compare(last, usage, gpu, min(held, self.seconds), share, most_seconds)
+        held = self.seconds
+        counted_share = holder.share_ratio or share
+        # The share is 0 if the other holders have the whole device. Then no time is charged.
+        if counted_share:
+            held = min(held, counted / counted_share)
+        return self._compare(last, usage, gpu, held, share, most_seconds)
 
     def _increase_of_time(
         self, before: int | None, now: int | None, most_seconds: float
