@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import asdict
 
 from podgpu.charge import Waste
-from podgpu.fleet.hold import find_rest, wasteful_since
+from podgpu.fleet.hold import find_unheld, wasteful_since
 from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import (
     ContainerName,
@@ -385,8 +385,8 @@ def _list_costs(state: ClusterState) -> Iterator[_NamedSample]:
         held = node.held_by_device()
         cluster = node.reading.cluster
         for gpu in node.gpus:
-            rest = find_rest(node, gpu, held)
-            unallocated[cluster] = unallocated[cluster].plus(rest.unallocated)
+            unheld = find_unheld(node, gpu, held)
+            unallocated[cluster] = unallocated[cluster].plus(unheld.unallocated)
 
     currency = state.prices.currency
     for (namespace, cluster), parts in sorted(groups.items()):

@@ -63,7 +63,7 @@ def _record_gpu(
                 users_joules += charged.amounts.energy_joules
 
         # If the node is silent, the holders are unknown.
-        if key in node.rest and not node.silent:
+        if key in node.unattributed_joules and not node.silent:
             price = device_price(node.prices, gpu, instance, size)
             is_used = is_used_unheld(gpu, held)
             rest = _charge_rest(gpu, key, node, size, price, charges, users_joules, is_used)
@@ -161,8 +161,8 @@ def _charge_rest(
     the unattributed energy.
     """
     held_seconds = sum(one.amounts.allocated_seconds for one in charges)
-    rest = charge_rest(node.seconds, size, held_seconds, price, is_used)
-    joules = node.rest[key] or 0.0
+    rest = charge_rest(node.charged_seconds, size, held_seconds, price, is_used)
+    joules = node.unattributed_joules[key] or 0.0
     if gpu.usage is None:
         joules = _watts(gpu) * rest.allocated_seconds
     return rest._replace(energy_joules=max(0.0, joules - users_joules))

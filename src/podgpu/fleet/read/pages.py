@@ -166,17 +166,18 @@ class PrometheusSelection:
 
         server = replace(self._server, timeout=_TIMEOUT)
         async with aclosing(PrometheusClient(server)) as client:
-            found = await _find_targets(client, self._server, query)
+            matching = await _find_targets(client, self._server, query)
 
         last = query.page * PAGE_SIZE
-        targets = found[last - PAGE_SIZE : last]
+        targets = matching[last - PAGE_SIZE : last]
         if not targets:
-            return PublishedState(replace(state, found=len(found)))
+            return PublishedState(replace(state, matching_nodes=len(matching)))
 
         selected = await self._collect(state, targets, query.at)
-        return PublishedState(
-            replace(selected, totals_only=state.totals_only, found=len(found), used={})
+        page = replace(
+            selected, totals_only=state.totals_only, matching_nodes=len(matching), used={}
         )
+        return PublishedState(page)
 
     async def _collect(
         self, state: ClusterState, targets: Sequence[tuple[str, str]], at: float | None
