@@ -198,10 +198,10 @@ def _mean_utilization(held: Iterable[_Held]) -> float | None:
     """Returns the mean, weighted by the part of a GPU."""
     busy = 0.0
     weights = 0.0
-    for holder, _, utilization, _ in held:
-        if utilization is not None:
-            weight = holder.part or 1.0
-            busy += utilization * weight
+    for each in held:
+        if each.utilization is not None:
+            weight = each.holder.part or 1.0
+            busy += each.utilization * weight
             weights += weight
 
     if not weights:
@@ -211,9 +211,10 @@ def _mean_utilization(held: Iterable[_Held]) -> float | None:
 
 
 def _find_idle_since(held: Iterable[_Held]) -> float | None:
-    """Returns None if a part is in use."""
+    """Returns since when all parts are idle. None if one is in use."""
     times = []
-    for holder, *_ in held:
+    for each in held:
+        holder = each.holder
         if holder.use != "idle" or holder.idle_since is None:
             return None
         times.append(holder.idle_since)

@@ -260,7 +260,7 @@ def _restore_lost_gpus(
     removed: Collection[str],
     wall: float,
 ) -> list[NodeEntry]:
-    """Adds what exporters no longer report of lost GPUs. Hides lost GPUs that were removed."""
+    """Adds what exporters do not report of lost GPUs. Hides lost GPUs that were removed."""
     reported: set[str] = set()
     for node in chosen:
         reported.update(gpu.uuid for gpu in node.state.devices)
