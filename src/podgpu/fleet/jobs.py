@@ -81,7 +81,7 @@ class _SameModel(NamedTuple):
 
 JobDetector = StragglerDetector[_SameModel]
 Jobs = Mapping[JobKey, Mapping[str, JobGpu]]
-"""The devices of each job, by `HeldPart.device_key`."""
+"""The devices of each job, by node and `HeldPart.device_key`."""
 
 
 def list_jobs(nodes: Iterable[NodeEntry], before: Mapping[str, NodeEntry]) -> Jobs:
@@ -94,7 +94,9 @@ def list_jobs(nodes: Iterable[NodeEntry], before: Mapping[str, NodeEntry]) -> Jo
                 continue
             gpus = jobs.setdefault(job, {})
             for device, own in group_by(parts, lambda part: part.device_key).items():
-                gpus[device] = JobGpu(node, tuple(own), _make_sample(node, own, earlier))
+                # A GPU without a UUID has the same key on several nodes.
+                key = f"{node.name} {device}"
+                gpus[key] = JobGpu(node, tuple(own), _make_sample(node, own, earlier))
 
     return {job: jobs[job] for job in sorted(jobs)}
 
