@@ -629,7 +629,9 @@ def _describe_gpu(name: str, gpu: DeviceState, condition: Condition) -> Alert:
         label = f"GPU {gpu.index}"
     uuid = gpu.uuid or "no UUID"
     says, do = describe_condition(condition, gpu)
-    text = f"{label} of node {name} ({uuid}): {says}: {do}"
+    text = f"{label} of node {name} ({uuid}): {says}"
+    if do:
+        text += f": {do}"
     return Alert(severity_of(condition), text, name, gpu.uuid)
 
 
