@@ -149,6 +149,7 @@ def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
         pod = uid or url
         urls.setdefault(pod, url)
 
+    # An endpoint without a uid may repeat the URL of a pod.
     return tuple(dict.fromkeys(urls.values()))
 
 
@@ -200,7 +201,7 @@ class KubernetesTargets:
         return self._labelled.wait_synced(timeout)
 
     def urls(self) -> Sequence[str]:
-        return merge_urls(self._find_slices())
+        return merge_urls(self._update_slices())
 
     def _watch_unlabelled(self, names: tuple[str, ...]) -> None:
         """Watches the slices of these services instead of the former ones."""
@@ -211,7 +212,8 @@ class KubernetesTargets:
             self._unlabelled = self._watch_slices(f"{SERVICE_LABEL} in ({','.join(names)})")
         self._unlabelled_names = names
 
-    def _find_slices(self) -> tuple[EndpointSliceRecord, ...]:
+    def _update_slices(self) -> tuple[EndpointSliceRecord, ...]:
+        """Returns the slices. If a Service has none with its labels, watches its other slices."""
         labelled = self._labelled.items()
         if not self._labelled.synced or not self._services.synced:
             return labelled
@@ -228,7 +230,7 @@ class KubernetesTargets:
         return (*labelled, *others)
 
     def notes(self) -> Sequence[Note]:
-        slices = self._find_slices()
+        slices = self._update_slices()
         problems = []
         for record in slices:
             if record.problem:

@@ -86,19 +86,19 @@ _VALID = {
 
 def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
     """Returns None if no parameter is given. Raises UsageError."""
-    given = {name: query[name] for name in GpuQuery.__struct_fields__ if query.get(name)}
-    if not given:
+    parameters = {name: query[name] for name in GpuQuery.__struct_fields__ if query.get(name)}
+    if not parameters:
         return None
 
     # Each is checked alone, because msgspec's error does not name the parameter.
-    for name, text in given.items():
+    for name, text in parameters.items():
         try:
             msgspec.convert({name: text}, GpuQuery, strict=False)
         except msgspec.ValidationError as error:
             message = f"{name}={text[:60]!a}: {_VALID[name]}"
             raise UsageError(message, parameter=name) from error
 
-    return msgspec.convert(given, GpuQuery, strict=False)
+    return msgspec.convert(parameters, GpuQuery, strict=False)
 
 
 @dataclass(eq=False)
@@ -141,24 +141,27 @@ class PrometheusSelection:
             matcher = one_of("UUID", [gpu.uuid for gpu in chunk])
             targets = [(gpu.cluster, gpu.instance) for gpu in chunk]
             async with limit:
-                return await self._read_targets(state, targets, None, matcher)
+                return await self._read_targets(state, targets, at=None, matcher=matcher)
 
         ordered = sorted(gpus)
-        chunks = []
+        reads = []
         for first in range(0, len(ordered), _GPUS_PER_QUERY):
-            chunks.append(read(ordered[first : first + _GPUS_PER_QUERY]))
+            reads.append(read(ordered[first : first + _GPUS_PER_QUERY]))
 
-        reading = ClusterReading()
         nodes: dict[tuple[str, str], NodeReading] = {}
-        for reading in await asyncio.gather(*chunks):
+        idle_for: dict[str, float] = {}
+        for reading in await asyncio.gather(*reads):
+            idle_for |= reading.idle_for
             for node in reading.nodes:
                 _add_devices(nodes, node)
 
-        return self._build(state, replace(reading, nodes=tuple(nodes.values())), None)
+        merged = ClusterReading(tuple(nodes.values()), owners=state.owners, idle_for=idle_for)
+        return self._build(state, merged, at=None)
 
     async def _read(self, query: GpuQuery, state: ClusterState) -> PublishedState:
         if query.at is not None:
             state = await self._collect(state, (), query.at)
+            # If it has only totals, one page of the nodes is read below.
             if state.totals_only is None:
                 if not state.nodes:
                     raise UsageError(f"Prometheus has no GPU metrics at {utc_text(query.at)}")
@@ -186,7 +189,8 @@ class PrometheusSelection:
 
         Without targets, reads all of them, or totals if there are too many.
         """
-        return self._build(state, await self._read_targets(state, targets, at), at)
+        reading = await self._read_targets(state, targets, at)
+        return self._build(state, reading, at)
 
     def _build(
         self, state: ClusterState, reading: ClusterReading, at: float | None

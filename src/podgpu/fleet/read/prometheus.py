@@ -63,6 +63,7 @@ MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
 _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time by default
 _MAX_TEXT = 300
+_MAX_INSTANCES = 3  # whose errors are notes
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 BROKEN = f'condition!~"{"|".join(harmless_conditions())}"'
 RULE_LABELS = (
@@ -203,11 +204,13 @@ class PrometheusClient:
 
     async def _read(self, path: str, query: str, form: Mapping[str, str]) -> list[_Element]:
         """Sends the query by POST, because it may be too long for a URL. Raises SourceError."""
-        form = {"query": query, **self._options, **form}
+        full_form = {"query": query, **self._options, **form}
         async with self._semaphore:
             if self._session is None:
                 self._session = open_session()
-            response = await self._http.send(self._session, "POST", path, form, "application/json")
+            response = await self._http.send(
+                self._session, "POST", path, full_form, "application/json"
+            )
 
         answer, result = self._decode(response)
         notes = self.notes + [_shorten(warning) for warning in answer.warnings]
@@ -231,6 +234,7 @@ class PrometheusClient:
             )
             raise SourceError("malformed", text) from error
 
+        # For 401 and 403, our error says which credentials are wrong.
         is_unexplained = status != 200 and not answer.error
         if is_unexplained or status in (401, 403):
             raise self._http.status_error(response)
@@ -285,6 +289,9 @@ class PrometheusCollector:
         self._client = PrometheusClient(self.server)
         self._owners: dict[str, PodOwners] = {}  # by cluster
         self._errors: Counter[tuple[str, str]] = Counter()
+        self._failures: list[
+            tuple[str, SourceError]
+        ] = []  # of this round: name of the query, error
         self._reading = ClusterReading()
 
     async def fetch(self, target: str, path: str) -> bytes:
@@ -298,7 +305,7 @@ class PrometheusCollector:
     async def run_round(self) -> ClusterReading:
         started = self.clock.monotonic()
         self._client.notes.clear()
-        self._failures: list[tuple[str, SourceError]] = []  # name of the query, error
+        self._failures = []
         try:
             reading = await self._read_all()
         except SourceError as error:
@@ -421,7 +428,7 @@ class PrometheusCollector:
         self, targets: Iterable[TargetState], errors: Mapping[str, str]
     ) -> Iterator[Note]:
         yield from self._list_warnings()
-        for instance, why in sorted(errors.items())[:3]:
+        for instance, why in sorted(errors.items())[:_MAX_INSTANCES]:
             yield Note(f"instance {instance}", f"{instance}: {why}")
 
         if self._failures:
@@ -452,8 +459,8 @@ class PrometheusCollector:
             broken = select(conditions, BROKEN, self._match)
             means["broken_seconds"] = await self._count_gpus(broken, now)
 
-        refused = select(conditions, f"condition={quote(KUBERNETES_UNHEALTHY)}", self._match)
-        means[KUBERNETES_UNHEALTHY] = await self._count_gpus(refused, now)
+        unhealthy = select(conditions, f"condition={quote(KUBERNETES_UNHEALTHY)}", self._match)
+        means[KUBERNETES_UNHEALTHY] = await self._count_gpus(unhealthy, now)
 
         totals = {kind: math.fsum(amounts.values()) for kind, amounts in means.items()}
         power = totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0)
@@ -468,6 +475,7 @@ class PrometheusCollector:
         return FleetCounts(
             gpus=round(totals["gpu_seconds"]),
             broken=round(totals.get("broken_seconds", 0.0)),
+            # GPUs need power, so 0 means that it is unknown.
             power_watts=round(power, 1) or None,
             held=_list_shares(means, has_clusters),
             models=models,
@@ -522,17 +530,10 @@ def _list_shares(means: _FleetMeans, has_clusters: bool) -> list[FleetShare]:
         cluster, namespace, model = key
         if not has_clusters:
             cluster = ""
-        idle = means["idle"].get(key, 0.0)
+        # The means of two counters are not exact.
+        idle = min(allocated, means["idle"].get(key, 0.0))
         underused = means["underused"].get(key)
-        share = FleetShare(
-            cluster,
-            namespace,
-            model,
-            allocated,
-            min(allocated, idle),
-            underused,
-        )
-        shares.append(share)
+        shares.append(FleetShare(cluster, namespace, model, allocated, idle, underused))
 
     return shares
 
@@ -613,9 +614,10 @@ async def read_node_labels(
 def select_unique(variants: Mapping[K, Collection[V]]) -> dict[K, V]:
     """Returns the values of the keys that have only one."""
     unique = {}
-    for key, every in variants.items():
-        if len(every) == 1:
-            [unique[key]] = every
+    for key, values in variants.items():
+        if len(values) == 1:
+            (value,) = values
+            unique[key] = value
     return unique
 
 
@@ -729,8 +731,8 @@ def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, W
         kind = labels.get("owner_kind", "")
         owner_name = labels.get("owner_name", "")
         # Older versions of kube-state-metrics write <none>.
-        is_owned = {kind, owner_name}.isdisjoint({"", "<none>"})
-        if not name or not is_owned:
+        has_owner = kind not in ("", "<none>") and owner_name not in ("", "<none>")
+        if not name or not has_owner:
             continue
 
         key = namespace, name

@@ -84,6 +84,7 @@ class ScrapeTarget:
             max_bytes=MAX_METRICS_BYTES,
             default_path="/metrics",
         )
+        # The API is at the same address, without the path of the metrics and without a query.
         base = re.sub(r"(/metrics)?/*([?#].*)?$", "", url)
         self.api = HttpClient(base, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES)
         self.name = self._metrics.shown
@@ -101,7 +102,8 @@ class ScrapeTarget:
         response = await self.api.send(session, path="/api/v1/node", accept="application/json")
         if response.status == 200 and response.content_type == "application/json":
             return [self._decode_document(response.body, keep_fields)]
-        if response.status != 200 and not 400 <= response.status < 500:
+        is_rejected = 400 <= response.status < 500
+        if response.status != 200 and not is_rejected:
             raise self.api.status_error(response)
 
         # The exporter has no such path, or a proxy rejects every path except /metrics.
@@ -315,7 +317,7 @@ class ScrapeCollector:
         )
 
     async def fetch(self, target: str, path: str) -> bytes:
-        for scrape_target in list(self._targets.values()):
+        for scrape_target in self._targets.values():
             if scrape_target.name == target:
                 async with open_session() as session:
                     return await scrape_target.api.get(session, path)
