@@ -48,7 +48,10 @@ def quote(text: str) -> str:
 # Label selectors, such as `a=b,c in (d,e),!f`
 
 _REQUIREMENT = re.compile(
-    r"(!?)\s*([\w./-]+)(?:\s*(==|=|!=)\s*([\w.-]*)|\s+(in|notin)\s*\(([\w.,\s-]*)\))?", re.ASCII
+    r"(?P<negation>!?)\s*(?P<key>[\w./-]+)"
+    r"(?:\s*(?P<operator>==|=|!=)\s*(?P<value>[\w.-]*)"
+    r"|\s+(?P<membership>in|notin)\s*\((?P<members>[\w.,\s-]*)\))?",
+    re.ASCII,
 )
 _COMMA = re.compile(r",(?![^(]*\))")  # a comma outside parentheses
 
@@ -79,7 +82,9 @@ def parse_selector(text: str) -> Selector:
 
 def _parse_requirement(part: str, whole: str) -> LabelRequirement:
     match = _REQUIREMENT.fullmatch(part)
-    if match is None or (match[1] and (match[3] or match[5])):
+    # `!key` has no values.
+    has_values = match is not None and (match["operator"] or match["membership"])
+    if match is None or (match["negation"] and has_values):
         raise bad_request(
             f"cannot parse {quote(part)} in the label selector {quote(whole)}: "
             "write key=value, key!=value, key in (a,b), key notin (a,b), key or !key, "

@@ -123,21 +123,21 @@ def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: 
     This is the pod's node in Kubernetes, if this node reports the pod. If no exporter uses the node
     names of Kubernetes, it is the only reporting node.
     """
-    if pod is not None:
-        if pod.node in reporting:
-            return pod.node
-        if has_node_names:
-            return None
+    if pod is not None and pod.node in reporting:
+        return pod.node
+    if pod is not None and has_node_names:
+        return None
     if len(reporting) != 1:
         return None
-    return next(iter(reporting))
+    (only,) = reporting
+    return only
 
 
 def _measure(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int, float | None]:
     """Returns a pod's values by column."""
     values = _measure_ratios(devices)
     values[MEMORY.column] = _measure_memory(devices)
-    values[POWER.column] = sum_all(map(_PodDevice.read_watts, devices))
+    values[POWER.column] = sum_all(device.read_watts() for device in devices)
     values[IDLE] = _measure_idle(devices)
     values |= _measure_used(devices, settings)
     return values
@@ -145,7 +145,7 @@ def _measure(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int,
 
 def _measure_ratios(devices: Sequence[_PodDevice]) -> dict[int, float | None]:
     """Returns the means over the devices, in per cent, of the ratios that all devices have."""
-    ratios = list(map(_PodDevice.read_ratios, devices))
+    ratios = [device.read_ratios() for device in devices]
     means: dict[int, float | None] = {}
     for column in ratios[0]:
         total = sum_all(each.get(column) for each in ratios)
@@ -156,7 +156,8 @@ def _measure_ratios(devices: Sequence[_PodDevice]) -> dict[int, float | None]:
 
 def _measure_memory(devices: Sequence[_PodDevice]) -> float | None:
     """Returns the used part of the memory, in per cent."""
-    used = sum_all(map(_PodDevice.read_memory, devices))
+    used = sum_all(device.read_memory() for device in devices)
+    # A total of 0 is unknown.
     total = sum_all(device.device.memory_total_bytes or None for device in devices)
     if used is None or total is None:
         return None
@@ -209,21 +210,18 @@ class _PodDevice(NamedTuple):
     def read_ratios(self) -> dict[int, float]:
         """Returns the known ratios by column. A pod's value is the mean over its devices."""
         utilization = sum_all(usage.utilization_ratio for usage in self._usages)
-        waiting = self._sum_rates("waited", _MAX_BUSY)
-        profiled: dict[int, float | None] = {}
+        ratios: dict[int, float | None] = {BUSY.column: self._sum_rates("busy", _MAX_BUSY)}
         if self.is_alone:
             if utilization is None:
                 utilization = self.device.utilization_ratio
-            waiting = 0.0
+            # A pod that is alone on a device does not wait.
+            ratios[WAIT.column] = 0.0
             for metric in PROFILING_METRICS:
-                profiled[metric.column] = read_field(self.device, metric.field)
+                ratios[metric.column] = read_field(self.device, metric.field)
+        else:
+            ratios[WAIT.column] = self._sum_rates("waited", _MAX_BUSY)
 
-        ratios = {
-            UTILIZATION.column: utilization,
-            BUSY.column: self._sum_rates("busy", _MAX_BUSY),
-            WAIT.column: waiting,
-            **profiled,
-        }
+        ratios[UTILIZATION.column] = utilization
         return {column: min(1.0, ratio) for column, ratio in ratios.items() if ratio is not None}
 
     def read_memory(self) -> float | None:
