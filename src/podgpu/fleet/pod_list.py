@@ -172,15 +172,10 @@ def _make_row(key: _RowKey, held: Sequence[_Held]) -> PodRow:
     row.waste = waste.rounded()
     # `wasted_per_hour` is older than `waste`. It still counts idle GPUs only.
     if row.cost_per_hour is not None:
-        row.wasted_per_hour = round(_idle_cost(waste), _MONEY_DIGITS)
+        waste_cost = waste.cost_per_hour or Waste()
+        row.wasted_per_hour = round(waste_cost.idle or 0.0, _MONEY_DIGITS)
 
     return row
-
-
-def _idle_cost(waste: WasteRate) -> float:
-    """Returns the cost of idle GPUs per hour, without under-used and unallocated GPUs."""
-    cost = waste.cost_per_hour or Waste()
-    return cost.idle or 0.0
 
 
 def _add_gpus(row: PodRow, holder: HolderView) -> None:

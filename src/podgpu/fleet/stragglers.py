@@ -460,6 +460,7 @@ def _find_among_siblings(
     worst = max(sizes, key=lambda device: sizes[device] / limits[device])
     size = sizes[worst]
     others = [own for device, own in sizes.items() if device != worst]
+    # If good GPUs often differ, all siblings must be alike.
     spread = max(map(abs, others)) if rule.is_usual else _spread(others)
     finding = _Finding(worst, rule, size, "siblings")
     if not _is_clear(job, finding, limits[worst], spread, recent[worst].minutes):

@@ -99,6 +99,7 @@ class PrometheusServer:
     reads_tokens: bool = True  # the counters of LLM engines
 
     def __post_init__(self) -> None:
+        # Without a name, reports the empty text as invalid.
         _check_labels("--node-label", self.node_labels or ("",))
         _check_labels("--cluster-label", (self.cluster_label,))
 
