@@ -201,6 +201,7 @@ class Cluster:
         try:
             while True:
                 await self.round(collector)
+                # Waits for the next multiple of the interval, or for `reload`.
                 with suppress(TimeoutError):
                     seconds = interval - self.clock.wall() % interval
                     await asyncio.wait_for(self._wake.wait(), seconds)

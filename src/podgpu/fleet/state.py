@@ -299,7 +299,8 @@ def build_single_node_state(
     entry = NodeEntry(NodeReading("", shown, read_at=now), shown, stale=not fresh)
     earlier = previous.nodes[0] if previous else None
     spending = Spending(entry, earlier, LONGEST_GAP)
-    node = complete_node(entry, None, prices, wall - now, None, spending)
+    offset = wall - now
+    node = complete_node(entry, None, prices, offset, owners=None, spending=spending)
     alerts = tuple(Alert("broken", note.text, state.node) for note in notes[:1])
     if fresh:
         alerts = sort_alerts(describe_node(state.node, node.state))
@@ -312,7 +313,7 @@ def build_single_node_state(
         notes=(*notes, *describe_unpriced([node], prices)),
         alerts=alerts,
         prices=prices,
-        clock_offset=wall - now,
+        clock_offset=offset,
     )
 
 

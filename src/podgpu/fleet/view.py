@@ -429,15 +429,17 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
         return
 
     for share in state.totals_only.held:
+        _, fraction = parent_and_fraction(share.model)
         used = HeldPart(
             DeviceState(model=share.model),
             None,
             Holder(share.namespace),
-            device_size=parent_and_fraction(share.model)[1] or 0.0,
+            device_size=fraction or 0.0,
             share=share.allocated - share.idle,
             use="used",
             price=_find_price(state.prices, share.model),
             cluster=share.cluster,
+            # In one second, so that the under-used time is a number of GPUs.
             spent=HeldTime(1.0, underused=share.underused),
         )
         yield used
@@ -535,6 +537,7 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEn
             )
         )
 
+    # A hidden GPU is shown only for its instances.
     if not gpu.hidden:
         values["power_watts"] = round_known(divide_known(gpu.power_mw, 1000), 1)
         values["temperature_celsius"] = gpu.temperature_celsius

@@ -97,8 +97,11 @@ def _read_value(
         total = row[USED.column] + (total or 0.0)
         devices += row[USED_COUNT]
 
-    if total is None or not devices:
-        return total
+    if total is None:
+        return None
+    # No device is in use.
+    if not devices:
+        return 0.0
     return total / devices
 
 

@@ -110,8 +110,9 @@ def _find_devices(state: ClusterState) -> dict[SampleKey, dict[str, list[_PodDev
             by_pod = group_by(parts, lambda part: part.holder.pod_name)
             is_alone = len(by_pod) == 1
             for pod, own in by_pod.items():
+                _, name = pod
                 # Jobs and reservations have no pod name.
-                if pod[1]:
+                if name:
                     by_node = devices.setdefault(pod, {})
                     by_node.setdefault(node.name, []).append(_PodDevice(own, is_alone))
     return devices

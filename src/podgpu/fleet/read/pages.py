@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from typing import Annotated, Literal, NamedTuple
 
@@ -127,8 +128,10 @@ class PrometheusSelection:
             self._results[query] = asyncio.create_task(self._read(query, state))
 
         try:
+            # The others that wait for it still need it if this request is cancelled.
             return await asyncio.shield(self._results[query])
         except SourceError:
+            # The next request tries again.
             self._results.pop(query, None)
             raise
 
@@ -197,20 +200,21 @@ class PrometheusSelection:
     ) -> ClusterState:
         clock = self._cluster.clock
         wall = clock.wall() if at is None else at
-        built = build_cluster_state(
+        prices, _ = self._prices()
+        build = partial(
+            build_cluster_state,
             reading,
             None,
             self._cluster.settings,
             clock.monotonic(),
             wall,
-            prices=self._prices()[0].at(wall),
-            notes=state.notes if at is None else (),
+            prices=prices.at(wall),
         )
         if at is None:
-            return built
+            return build(notes=state.notes)
 
-        # Alerts say what to do now.
-        return replace(built, is_past=True, alerts=())
+        # Notes and alerts say what to do now.
+        return replace(build(), is_past=True, alerts=())
 
     async def _read_targets(
         self,
@@ -372,8 +376,11 @@ def _write_state(state: str, where: Sequence[str], on_gpu: str) -> str:
 def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
     """Returns a query for the values by which nodes are sorted."""
 
+    def select_matching(names: Sequence[str]) -> str:
+        return select(names, *where)
+
     def write_field(field: str) -> str:
-        return f"({field_query(field, labels, lambda names: select(names, *where))})"
+        return f"({field_query(field, labels, select_matching)})"
 
     if sort == "broken":
         return f"count {labels} ({select(_CONDITIONS, BROKEN, *where)})"

@@ -471,7 +471,8 @@ class PrometheusCollector:
         models: dict[tuple[str, str], float] = {}
         if has_rule:
             for (cluster, _, model), number in means["gpu_seconds"].items():
-                models[cluster if has_clusters else "", model] = number
+                shown_cluster = cluster if has_clusters else ""
+                models[shown_cluster, model] = number
 
         return FleetCounts(
             gpus=round(totals["gpu_seconds"]),
@@ -529,12 +530,11 @@ def _list_shares(means: _FleetMeans, has_clusters: bool) -> list[FleetShare]:
     shares = []
     for key, allocated in sorted(means["allocated"].items()):
         cluster, namespace, model = key
-        if not has_clusters:
-            cluster = ""
+        shown_cluster = cluster if has_clusters else ""
         # The means of two counters are not exact.
         idle = min(allocated, means["idle"].get(key, 0.0))
         underused = means["underused"].get(key)
-        shares.append(FleetShare(cluster, namespace, model, allocated, idle, underused))
+        shares.append(FleetShare(shown_cluster, namespace, model, allocated, idle, underused))
 
     return shares
 
