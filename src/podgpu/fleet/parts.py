@@ -137,7 +137,8 @@ class HeldPart(msgspec.Struct, frozen=True, gc=False):
         if self.use == "idle":
             return self._make_rate(Waste(idle=self.share, underused=0.0))
 
-        # Nothing is spent since the last round if Prometheus has not scraped the exporter again.
+        # If Prometheus has not scraped the exporter again, nothing is spent since the last round.
+        # Then the time between the last two readings of the counters is used.
         for time in (self.spent, self.window):
             if time is None or time.underused is None or not time.held:
                 continue

@@ -179,7 +179,8 @@ def _make_request(
 
     window = _parse_seconds(values, "window", DEFAULT_WINDOW, max_window)
     idle_for = _parse_seconds(values, "idleFor", DEFAULT_IDLE, _MAX_IDLE)
-    return MetricRequest(metric, pods, window, aggregate, missing == "leave-out", idle_for)
+    skip_missing = missing == "leave-out"
+    return MetricRequest(metric, pods, window, aggregate, skip_missing, idle_for)
 
 
 def find_metric(name: str) -> ScalingMetric:
@@ -195,7 +196,8 @@ def _parse_seconds(values: Mapping[str, str], key: str, default: float, longest:
         return default
 
     text = values[key]
-    seconds = parse_duration(f"{text}s" if text.isdecimal() else text) or 0.0
+    duration = f"{text}s" if text.isdecimal() else text
+    seconds = parse_duration(duration) or 0.0
     if not 1 <= seconds <= longest:
         raise bad_request(
             f"{key} {quote(text)}: must be a duration such as 90s or 5m, at most {longest:g}s"

@@ -61,7 +61,7 @@ class RoundSamples(NamedTuple):
 
 
 def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamples:
-    samples = RoundSamples(at, _sample_scopes(state), {}, set())
+    samples = RoundSamples(at, _sample_scopes(state), ignored={}, mps=set())
     node_names = {pod.node for pod in pods.by_key.values()}
     has_node_names = any(node.name in node_names for node in state.nodes)
 
@@ -330,13 +330,13 @@ class SampleStore:
                 stale_nodes[node.name] = node.age_seconds or 0.0
         notes = texts_of(state.notes) + state.failures
         self._snapshot = MetricsSnapshot(
-            self._rounds,
-            state.taken_at or 0.0,
-            self.settings.interval,
-            self._held,
-            pods,
-            stale_nodes,
-            tuple(dict.fromkeys(notes)),
+            rounds=self._rounds,
+            ends_at=state.taken_at or 0.0,
+            interval=self.settings.interval,
+            held=self._held,
+            pods=pods,
+            stale_nodes=stale_nodes,
+            notes=tuple(dict.fromkeys(notes)),
         )
 
     def _warn_about_ignored(self, samples: RoundSamples, pods: RunningPods) -> None:

@@ -60,6 +60,11 @@ SERVICE_LABEL = "kubernetes.io/service-name"
 METRICS_PORT = "metrics"
 
 
+class ExporterEndpoint(NamedTuple):
+    pod_uid: str  # may be empty
+    url: str
+
+
 class EndpointSliceRecord(NamedTuple):
     """The endpoints of a Service.
 
@@ -67,7 +72,7 @@ class EndpointSliceRecord(NamedTuple):
     """
 
     service: tuple[str, str]  # namespace and name
-    urls: tuple[tuple[str, str], ...] = ()  # the pod's uid (may be empty) and the URL
+    endpoints: tuple[ExporterEndpoint, ...] = ()
     problem: str = ""  # message if the Service has no port for metrics
 
 
@@ -101,14 +106,14 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
     names = f"{chosen.get('appProtocol')} {chosen.get('name')}"
     is_https = https or "https" in names.lower()
     scheme = "https" if is_https else "http"
-    urls = []
+    exporters = []
     for endpoint in endpoints:
         pod_uid = (endpoint.get("targetRef") or {}).get("uid", "")
         host = url_host(endpoint["addresses"][0])
         url = f"{scheme}://{host}:{chosen['port']}/metrics"
-        urls.append((pod_uid, url))
+        exporters.append(ExporterEndpoint(pod_uid, url))
 
-    return EndpointSliceRecord(service, tuple(urls))
+    return EndpointSliceRecord(service, tuple(exporters))
 
 
 def _explain_ports(service: tuple[str, str], ports: Iterable[KubeObject]) -> str:
@@ -138,16 +143,16 @@ def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
 
     If a pod has an IPv4 and an IPv6 address, uses the IPv4 address.
     """
-    every: list[tuple[str, str]] = []
+    endpoints: list[ExporterEndpoint] = []
     for record in slices:
-        every += record.urls
+        endpoints += record.endpoints
 
     # URLs with an IPv6 address come last.
-    every.sort(key=lambda entry: ("[" in entry[1], entry[1]))
+    endpoints.sort(key=lambda endpoint: ("[" in endpoint.url, endpoint.url))
     urls: dict[str, str] = {}
-    for uid, url in every:
-        pod = uid or url
-        urls.setdefault(pod, url)
+    for endpoint in endpoints:
+        pod = endpoint.pod_uid or endpoint.url
+        urls.setdefault(pod, endpoint.url)
 
     # An endpoint without a uid may repeat the URL of a pod.
     return tuple(dict.fromkeys(urls.values()))

@@ -115,6 +115,7 @@ def list_places(endpoint: PodEndpoint, container: str, is_first: bool) -> list[P
         for path in paths:
             places.append(Place(endpoint.ip, number, path))
 
+    # The annotation may name one of the other places.
     return list(dict.fromkeys(places))
 
 

@@ -284,6 +284,7 @@ async def _find_targets(
     labels = [server.cluster_label, *server.node_labels, "instance"]
     if query.sort:
         gpus = _write_values(query.sort, by(*gpu_labels), where)
+        # The values have no labels of nodes.
         labels = [server.cluster_label, "instance"]
     elif query.state == "broken":
         gpus = select(_CONDITIONS, BROKEN, *where)

@@ -488,6 +488,7 @@ class PrometheusCollector:
 
     async def _read_usage_rule(self, now: float) -> _FleetMeans:
         cluster_label = self.server.cluster_label
+        # The rule is the increase in 5 minutes. Its last value counts if it is evaluated rarely.
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         recorded = f"max {by(cluster_label, *RULE_LABELS)} ({series})"
         keys = by(cluster_label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
@@ -562,7 +563,7 @@ def _make_reading(
         state=replace_members(state, node=name),
         read_at=monotonic - age,
         skew_seconds=skew,
-        named=not state.node.endswith(target.instance),
+        named=state.node != target.instance,
         cluster=cluster,
         owners=owners,
         labels=labels.get((target.cluster, state.node)),
