@@ -43,7 +43,7 @@ from podgpu.model import (
     Workload,
 )
 
-_SAME_READING = 1e-6
+_SAME_READING = 1e-6  # seconds; times from Prometheus are computed, so they are not exact
 _SAME_COUNTERS = 0.5  # seconds; if less time has passed, the counters are from the same reading
 _SAME_IDLE_TIME = 1.0  # seconds; a smaller change of the reported idle time is measurement error
 

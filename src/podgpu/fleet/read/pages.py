@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from operator import attrgetter
 from typing import Annotated, Literal, NamedTuple
 
@@ -180,6 +179,7 @@ class PrometheusSelection:
             return PublishedState(replace(state, matching_nodes=len(matching)))
 
         selected = await self._collect(state, targets, query.at)
+        # The means of a page are not those of the cluster.
         page = replace(
             selected, totals_only=state.totals_only, matching_nodes=len(matching), used={}
         )
@@ -200,21 +200,21 @@ class PrometheusSelection:
     ) -> ClusterState:
         clock = self._cluster.clock
         wall = clock.wall() if at is None else at
+        # Notes and alerts say what to do now.
+        notes = state.notes if at is None else ()
         prices, _ = self._prices()
-        build = partial(
-            build_cluster_state,
+        built = build_cluster_state(
             reading,
             None,
             self._cluster.settings,
             clock.monotonic(),
             wall,
             prices=prices.at(wall),
+            notes=notes,
         )
         if at is None:
-            return build(notes=state.notes)
-
-        # Notes and alerts say what to do now.
-        return replace(build(), is_past=True, alerts=())
+            return built
+        return replace(built, is_past=True, alerts=())
 
     async def _read_targets(
         self,
@@ -314,7 +314,8 @@ def _write_conditions(
     """Returns PromQL to append to a query for GPUs. It keeps only the GPUs that match."""
     namespace_labels = [namespace for namespace, *_ in POD_LABEL_VARIANTS]
     pod_labels = [pod for _, pod, *_ in POD_LABEL_VARIANTS]
-    names = (  # parameter, series and labels in which to search for it
+    # Each parameter, with the series and the labels in which to search for it.
+    names = (
         (node, _GPUS, server.node_labels),
         (query.gpu, _GPUS, UUID_LABELS),
         (query.model, _GPUS, MODEL_LABELS),
