@@ -18,7 +18,7 @@ from podgpu.cli.otlp import read_push_settings
 from podgpu.errors import Note, UsageError, texts_of
 from podgpu.fleet.budgets import read_budgets
 from podgpu.fleet.prices import ReadPrices, no_prices, read_prices
-from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelector
+from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, OwnerWatch, ServiceSelector
 from podgpu.fleet.read.engine_reader import EngineReader
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
@@ -35,9 +35,8 @@ from podgpu.kube.objects import (
     PodEndpoint,
     parse_endpoint,
     parse_node_labels,
-    parse_owner,
 )
-from podgpu.model import PodName, WorkloadOwner
+from podgpu.model import PodName
 from podgpu.past.budget_watch import BudgetWatch
 from podgpu.past.interface import Past
 from podgpu.past.prometheus_series import PrometheusPast
@@ -307,6 +306,7 @@ def choose_collector(
     """Returns a function that creates the collector of the chosen backend."""
     owners = _watch_owners(options, stack)
     read_owners = owners.read if owners else dict
+    read_kept_pods = owners.read_kept if owners else frozenset
 
     if options["prometheus"]:
         make = partial(
@@ -314,6 +314,7 @@ def choose_collector(
             _prometheus_server(options),
             settings,
             owners=read_owners,
+            kept_pods=read_kept_pods,
             label_names=lambda: prices()[0].label_names,
         )
         with naming_option("--prometheus"):
@@ -342,6 +343,7 @@ def choose_collector(
         timeout=min(_SCRAPE_TIMEOUT, settings.interval),
         node_labels=_names(options["node_label"]),
         read_owners=read_owners,
+        read_kept_pods=read_kept_pods,
         read_node_labels=lambda: labels.read() if labels and prices()[0].label_names else {},
         read_notes=lambda: list(chain.from_iterable(read() for read in notes)),
         make_engines=make_engines,
@@ -366,11 +368,10 @@ def choose_collector(
     return discover_and_make
 
 
-def _watch_owners(options: Options, stack: ExitStack) -> ApiMap[PodName, WorkloadOwner] | None:
+def _watch_owners(options: Options, stack: ExitStack) -> OwnerWatch | None:
     if options["owners"] == "api" or (options["owners"] == "auto" and _uses_api(options)):
         config = load_config(options["kubeconfig"])
-        owners = ApiMap(config, PODS_PATH, parse_owner, "owners of pods")
-        return stack.enter_context(closing(owners))
+        return stack.enter_context(closing(OwnerWatch(config)))
     return None
 
 

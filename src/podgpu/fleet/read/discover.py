@@ -10,8 +10,9 @@ from typing import Generic, NamedTuple, TypeVar
 from podgpu.errors import Note, UsageError, few_of
 from podgpu.http_client import url_host
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import KubeObject
+from podgpu.kube.objects import PODS_PATH, KubeObject, PodOwnership, parse_ownership
 from podgpu.kube.reflector import Informer, ReflectorSettings
+from podgpu.model import PodName, WorkloadOwner
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -305,3 +306,25 @@ class ApiMap(Generic[K, V]):
     def close(self) -> None:
         if self._objects is not None:
             self._objects.close()
+
+
+class OwnerWatch:
+    """Watches the metadata of pods: their owners, and which of them savings leave out."""
+
+    def __init__(self, config: ApiConfig, settings: ReflectorSettings | None = None) -> None:
+        self._pods: ApiMap[PodName, PodOwnership] = ApiMap(
+            config, PODS_PATH, parse_ownership, "owners of pods", settings
+        )
+        self.notes = self._pods.notes
+        self.close = self._pods.close
+
+    def read(self) -> dict[PodName, WorkloadOwner]:
+        owners = {}
+        for pod, ownership in self._pods.read().items():
+            if ownership.owner is not None:
+                owners[pod] = ownership.owner
+        return owners
+
+    def read_kept(self) -> frozenset[PodName]:
+        pods = self._pods.read().items()
+        return frozenset(pod for pod, ownership in pods if ownership.is_kept)

@@ -157,7 +157,12 @@ class PrometheusSelection:
             for node in reading.nodes:
                 _add_devices(nodes, node)
 
-        merged = ClusterReading(tuple(nodes.values()), owners=state.owners, idle_for=idle_for)
+        merged = ClusterReading(
+            tuple(nodes.values()),
+            owners=state.owners,
+            kept_pods=state.kept_pods,
+            idle_for=idle_for,
+        )
         return self._build(state, merged, at=None)
 
     async def _read(self, query: GpuQuery, state: ClusterState) -> PublishedState:

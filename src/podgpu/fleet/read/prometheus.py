@@ -277,6 +277,7 @@ class PrometheusCollector:
     settings: ViewSettings
     # returns owners of pods that kube-state-metrics does not report
     owners: Callable[[], Owners] = dict
+    kept_pods: Callable[[], frozenset[PodName]] = frozenset  # that savings leave out
     label_names: Callable[[], Sequence[str]] = list  # returns the names of the node labels to read
     clock: Clock = field(default_factory=Clock)
     targets: str = ""  # matcher that selects the exporters
@@ -336,7 +337,13 @@ class PrometheusCollector:
             counts = await self._count_all(now)
             if counts.gpus > self.settings.max_gpus:
                 notes = (*self._list_warnings(), Note("totals only", _describe_counts(counts)))
-                return replace(self._reading, nodes=(), totals_only=counts, notes=notes)
+                return replace(
+                    self._reading,
+                    nodes=(),
+                    kept_pods=self.kept_pods(),
+                    totals_only=counts,
+                    notes=notes,
+                )
 
         ask = partial(self._ask, now)
         targets, errors = await self._read_targets(ask)
@@ -365,6 +372,7 @@ class PrometheusCollector:
             self._reading,
             nodes=tuple(nodes),
             owners=others,
+            kept_pods=self.kept_pods(),
             idle_for=await self._read_idle_times(ask),
             totals_only=None,
             notes=tuple(self._describe_problems(targets, errors)),

@@ -44,6 +44,7 @@ from podgpu.model import (
     DeviceState,
     MigInstance,
     NodeState,
+    PodName,
     decode_node,
     optional_numbers,
     select_keys,
@@ -205,6 +206,7 @@ class ScrapeCollector:
     timeout: float = 5.0
     node_labels: Sequence[str] = NODE_LABELS
     read_owners: Callable[[], Owners] = dict
+    read_kept_pods: Callable[[], frozenset[PodName]] = frozenset  # that savings leave out
     read_node_labels: Callable[[], NodeLabels] = dict
     # returns problems with the list of exporters and with owners
     read_notes: Callable[[], Iterable[Note]] = tuple
@@ -313,6 +315,7 @@ class ScrapeCollector:
             errors=errors,
             notes=tuple(self.read_notes()),
             owners=self.read_owners(),
+            kept_pods=self.read_kept_pods(),
             engines={} if self._engines is None else self._engines.states,
         )
 
