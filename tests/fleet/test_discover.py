@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from podgpu.errors import UsageError, texts_of
-from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelector
+from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, OwnerWatch, ServiceSelector
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import NODES_PATH, PODS_PATH, parse_node_labels, parse_owner
+from podgpu.kube.objects import NODES_PATH, parse_node_labels
 from podgpu.model import WorkloadOwner
 from tests.kube.api_server import SimulatedApiServer
 from tests.kube.conftest import HURRY, config, eventually, server
@@ -163,9 +163,14 @@ def test_selectors_that_are_refused(text: str) -> None:
 
 def test_owners_of_all_pods(server: SimulatedApiServer, config: ApiConfig) -> None:
     server.put("pods", owned_pod(owner("Job", "train")))
-    owners = ApiMap(config, PODS_PATH, parse_owner, "owners of pods", HURRY)
+    kept = {"name": "kept", "namespace": "n", "annotations": {"podgpu.io/savings": "false"}}
+    other = kept | {"name": "other", "annotations": {"podgpu.io/savings": "true"}}
+    server.put("pods", {"metadata": kept})
+    server.put("pods", {"metadata": other})
+    owners = OwnerWatch(config, HURRY)
     try:
         assert owners.read() == {("n", "p"): WorkloadOwner("Job", "train")}
+        assert owners.read_kept() == {("n", "kept")}
         server.remove("pods", "p", "n")
         eventually(lambda: owners.read() == {})
         assert not owners.notes()

@@ -354,9 +354,10 @@ def test_annotations_come_first_then_named_ports_then_others() -> None:
 
 
 def test_without_declared_ports_the_known_ones_are_tried() -> None:
-    assert numbers(list_places(PodEndpoint("10.0.0.1"), "main", True)) == [8000, 30000, 8002, 80]
+    known = [8000, 30000, 8002, 80, 8080]
+    assert numbers(list_places(PodEndpoint("10.0.0.1"), "main", True)) == known
     sidecar = PodEndpoint("10.0.0.1", ports(8000, container="proxy"))
-    assert numbers(list_places(sidecar, "main", True)) == [30000, 8002, 80]
+    assert numbers(list_places(sidecar, "main", True)) == known[1:]
 
 
 def test_two_containers_of_a_pod_never_read_the_same_port() -> None:

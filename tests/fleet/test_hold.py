@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podgpu.fleet.hold import estimate_idle, find_rest, wasteful_since
+from podgpu.fleet.hold import estimate_idle, find_unheld, wasteful_since
 from podgpu.fleet.parts import HeldPart
 from tests.fleet.states import WALL, World, gpu, holder, node, state_of
 
@@ -60,11 +60,11 @@ def test_a_holder_is_wasteful_after_a_longer_time_than_the_limit() -> None:
 def test_what_no_holder_has_of_a_node_that_is_gone_is_unknown() -> None:
     shared = gpu(0, holder(share=0.25), busy=0.0)
     present = state_of(node("a", shared)).nodes[0]
-    rest = find_rest(present, next(iter(present.gpus)), present.held_by_device())
+    rest = find_unheld(present, next(iter(present.gpus)), present.held_by_device())
     assert (rest.unknown, rest.unallocated.gpus.unallocated) == (0.0, 0.75)
 
     gone = state_of(node("a", shared, listed=True), at=3600.0).nodes[0]
     assert gone.gone
-    rest = find_rest(gone, next(iter(gone.gpus)), gone.held_by_device())
+    rest = find_unheld(gone, next(iter(gone.gpus)), gone.held_by_device())
     assert rest.unknown == 0.75
     assert not rest.unallocated.gpus.unallocated

@@ -12,7 +12,7 @@ from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.model import DeviceState, PodName, WorkloadOwner
-from tests.fleet.states import WALL, gpu, holder, node, series
+from tests.fleet.states import WALL, gpu, holder, node, series, state_of
 
 FIELDS = {"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.4, "DCGM_FI_PROF_PCIE_TX_BYTES": 1e9}
 RATIO = "podgpu_gpu_slower_than_siblings_ratio"
@@ -88,6 +88,16 @@ def test_the_slowest_gpu_is_an_alert_a_metric_and_in_the_json() -> None:
     assert other is not None
     assert (other.pods, other.slowest) == (1, None)
     assert make_job(state, "JobSet", "ml", "walk") is None
+
+
+def test_gpus_without_a_uuid_on_two_nodes_are_two_devices() -> None:
+    nodes = [node(name, gpu(0, holder("run-0", "ml"), uuid="")) for name in ("n1", "n2")]
+    state = state_of(*nodes, owners=OWNERS)
+    (job,) = make_jobs(state).jobs
+    assert (job.nodes, job.gpus) == (2, 2)
+    details = make_job(state, "JobSet", "ml", "run")
+    assert details is not None
+    assert [device.node for device in details.devices] == ["n1", "n2"]
 
 
 def test_gpus_of_another_model_are_no_siblings() -> None:

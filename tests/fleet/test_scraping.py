@@ -54,7 +54,14 @@ def read_times(reading: ClusterReading) -> dict[str, float]:
 def test_documents_and_text_give_the_same_reading() -> None:
     podgpu, dcgm = Exporter(document=node_document(0, taken_at=1099.0)), Exporter(metrics_text(1))
     owners = {("team", "pod"): WorkloadOwner("Deployment", "chat")}
-    reading = run_rounds(podgpu, dcgm, clock=FakeClock().clock(), read_owners=lambda: owners)
+    kept = frozenset({("team", "kept")})
+    reading = run_rounds(
+        podgpu,
+        dcgm,
+        clock=FakeClock().clock(),
+        read_owners=lambda: owners,
+        read_kept_pods=lambda: kept,
+    )
     assert read_times(reading) == {"node-0": 100.0, "node-1": 100.0}
     assert [n.state.producer for n in reading.nodes] == ["podgpu", "dcgm-exporter"]
     assert [d.utilization_ratio for n in reading.nodes for d in n.state.devices] == [0.5, 0.5]
@@ -64,6 +71,7 @@ def test_documents_and_text_give_the_same_reading() -> None:
     ]
     assert [o.error for o in reading.outcomes] == ["", ""]
     assert (reading.errors, reading.notes, reading.owners) == ({}, (), owners)
+    assert reading.kept_pods == kept
 
 
 def test_kept_fields_have_one_name_and_unit() -> None:

@@ -43,14 +43,14 @@ def test_every_counter_is_compared() -> None:
     one.read(15, holder(energy_mj=1_000, **first))
     entry = one.read(30, holder(energy_mj=7_000, **later))
     assert spent(entry) == HeldTime(15.0, 1.0, 1.0, 2.0, 3.0, 4.0, 5.0, joules=6.0)
-    assert entry.seconds == 15.0
+    assert entry.charged_seconds == 15.0
 
 
 def test_the_first_reading_charges_nothing() -> None:
     entry = Node().read(15, holder(busy_ns=NS))
     assert spent(entry) is None
-    assert entry.seconds == 0.0
-    assert entry.rest == {}
+    assert entry.charged_seconds == 0.0
+    assert entry.unattributed_joules == {}
 
 
 def test_a_long_gap_is_unknown_if_the_exporter_does_not_count_the_time() -> None:
@@ -59,7 +59,7 @@ def test_a_long_gap_is_unknown_if_the_exporter_does_not_count_the_time() -> None
         one.read(15, holder(busy_ns=0))
         entry = one.read(15 + seconds, holder(busy_ns=NS))
         assert (spent(entry) is not None) is is_known
-        assert entry.rest.keys() == ({"GPU-0"} if is_known else set())
+        assert entry.unattributed_joules.keys() == ({"GPU-0"} if is_known else set())
 
 
 def test_a_gap_of_up_to_an_hour_is_what_the_exporter_counted() -> None:
@@ -69,7 +69,7 @@ def test_a_gap_of_up_to_an_hour_is_what_the_exporter_counted() -> None:
         entry = one.read(15 + seconds, holder(busy_ns=40 * NS, allocated_ns=60 * NS))
         time = spent(entry)
         assert (time and (time.held, time.busy)) == (held and (held, 40.0))
-        assert entry.rest.keys() == ({"GPU-0"} if held else set())
+        assert entry.unattributed_joules.keys() == ({"GPU-0"} if held else set())
 
 
 def test_a_gap_after_which_the_exporter_or_the_holders_are_others_is_unknown() -> None:
@@ -78,7 +78,7 @@ def test_a_gap_after_which_the_exporter_or_the_holders_are_others_is_unknown() -
         one = Node()
         one.read(15, holder(allocated_ns=5 * NS))
         entry = one.read(215, *holders, exporter_id=exporter_id)
-        assert entry.rest == {}
+        assert entry.unattributed_joules == {}
 
 
 def test_the_same_reading_again_charges_nothing() -> None:
@@ -219,9 +219,9 @@ def test_energy_that_no_holder_used() -> None:
     for at, joules in ((15, 100), (30, 130)):
         totals = DeviceTotals(method="exact", unattributed_energy_mj=joules * 1000)
         entry = one.read(at, usage=totals)
-    assert entry.rest == {"GPU-0": 30.0}
-    assert one.read(45, usage=None).rest == {"GPU-0": None}
-    assert one.read(60, usage=totals).rest == {"GPU-0": None}
+    assert entry.unattributed_joules == {"GPU-0": 30.0}
+    assert one.read(45, usage=None).unattributed_joules == {"GPU-0": None}
+    assert one.read(60, usage=totals).unattributed_joules == {"GPU-0": None}
 
 
 def test_the_rest_of_the_energy_belongs_to_the_gpu_and_not_to_an_instance() -> None:
@@ -229,13 +229,13 @@ def test_the_rest_of_the_energy_belongs_to_the_gpu_and_not_to_an_instance() -> N
     for at in (15, 30):
         totals = DeviceTotals(method="exact", unattributed_energy_mj=at * 1000)
         entry = one.read(at, usage=totals, instances=(mig(3),))
-    assert sorted(entry.rest.values(), key=str) == [15.0, None]
+    assert sorted(entry.unattributed_joules.values(), key=str) == [15.0, None]
 
 
 def test_a_device_that_is_new_has_no_rest() -> None:
     one = Node()
     one.read(15)
-    assert one.read(30, uuid="GPU-9").rest == {}
+    assert one.read(30, uuid="GPU-9").unattributed_joules == {}
 
 
 def test_the_counted_time_of_a_share_is_not_multiplied_by_it_again() -> None:
@@ -250,6 +250,14 @@ def test_the_counted_time_of_a_share_is_not_multiplied_by_it_again() -> None:
     new = holder("c", share=0.25, allocated_ns=2 * NS)
     entry = one.read(15 + 1815, later[0], new)
     assert spent(entry, "c") == HeldTime(8.0, 0.25)
+
+
+def test_a_new_holder_without_a_share_is_charged_no_time() -> None:
+    one = Node()
+    whole = holder("whole", share=1.0)
+    one.read(15, whole)
+    entry = one.read(30, whole, holder(allocated_ns=5 * NS, busy_ns=2 * NS))
+    assert spent(entry) == HeldTime(15.0, busy=2.0, share=0.0)
 
 
 def test_counters_that_stood_still_may_catch_up() -> None:
@@ -275,4 +283,4 @@ def test_a_pod_that_started_with_its_exporter_is_charged_from_its_first_second()
 def test_the_rest_of_a_gap_is_unknown_if_the_mig_layout_changed() -> None:
     one = Node()
     one.read(15, instances=(mig(1, holder()),))
-    assert one.read(1815).rest == {}
+    assert one.read(1815).unattributed_joules == {}

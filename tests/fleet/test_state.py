@@ -299,11 +299,11 @@ def test_the_settings_say_how_long_a_gap_may_be() -> None:
     world = World(ViewSettings(interval=100.0, stale_after=300.0, drop_after=900.0))
     for at in (0.0, 100.0):
         state = world.round(node("n1", gpu(0, holder()), read_at=at), at=at)
-    assert state.nodes[0].seconds == 100.0
+    assert state.nodes[0].charged_seconds == 100.0
     short = World()
     for at in (0.0, 100.0):
         state = short.round(node("n1", gpu(0, holder()), read_at=at), at=at)
-    assert state.nodes[0].seconds == 0.0
+    assert state.nodes[0].charged_seconds == 0.0
 
 
 def instance(number: int, *holders: Holder, used: float | None, **more: Any) -> MigInstance:

@@ -188,6 +188,19 @@ def test_namespaces_with_cost() -> None:
     assert "used_gpus" not in web, "use is unknown"
 
 
+def test_pods_on_mig_instances_without_labels_are_a_hint() -> None:
+    for instances, is_hinted in (((mig(1, holder()),), True), ((), False)):
+        view = make_view(state_of(node("n1", gpu(0, instances=instances))))
+        assert ("labels" in [hint.missing for hint in view.setup]) is is_hinted
+
+
+def test_a_condition_of_a_newer_version_is_an_alert_without_advice() -> None:
+    state = state_of(node("n1", gpu(0, conditions=(Condition("fault_of_a_newer_version"),))))
+    assert [alert.text for alert in state.alerts] == [
+        "GPU 0 of node n1 (GPU-0): fault_of_a_newer_version"
+    ]
+
+
 def test_an_exporters_own_page() -> None:
     state = NodeState(
         node="n1", producer="podgpu", taken_at=WALL, devices=(gpu(0, holder(), busy=0.0),),

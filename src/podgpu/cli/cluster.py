@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from podgpu.cli.otlp import read_push_settings
 from podgpu.errors import ReadNotes, UsageError, collect_notes, texts_of
 from podgpu.fleet.budgets import ReadBudgetFile, read_budgets
 from podgpu.fleet.prices import ReadPrices, no_prices, read_prices
-from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, ServiceSelector
+from podgpu.fleet.read.discover import ApiMap, KubernetesTargets, OwnerWatch, ServiceSelector
 from podgpu.fleet.read.engine_reader import EngineReader
 from podgpu.fleet.read.prometheus import PrometheusCollector, PrometheusServer
 from podgpu.fleet.read.scrape import ScrapeCollector, unique_targets
@@ -34,7 +34,6 @@ from podgpu.kube.objects import (
     PodEndpoint,
     parse_endpoint,
     parse_node_labels,
-    parse_owner,
 )
 from podgpu.model import PodName, WorkloadOwner
 from podgpu.past.budget_watch import BudgetWatch
@@ -308,8 +307,10 @@ def choose_collector(
     """
     owners = _watch_owners(options, stack)
     read_owners: Callable[[], Mapping[PodName, WorkloadOwner]] = dict
+    read_kept_pods: Callable[[], Collection[PodName]] = frozenset
     if owners is not None:
         read_owners = owners.read
+        read_kept_pods = owners.read_kept
 
     def read_price_labels() -> Sequence[str]:
         """Returns the names of the node labels that the price file, which may change, uses."""
@@ -322,6 +323,7 @@ def choose_collector(
             _prometheus_server(options),
             settings,
             owners=read_owners,
+            kept_pods=read_kept_pods,
             label_names=read_price_labels,
         )
         with naming_option("--prometheus"):
@@ -356,6 +358,7 @@ def choose_collector(
         timeout=min(_SCRAPE_TIMEOUT, settings.interval),
         node_labels=_split_node_label(options["node_label"]),
         read_owners=read_owners,
+        read_kept_pods=read_kept_pods,
         read_node_labels=read_node_labels,
         read_notes=partial(collect_notes, notes),
         make_engines=make_engines,
@@ -381,13 +384,12 @@ def choose_collector(
     return discover_and_make
 
 
-def _watch_owners(options: Options, stack: ExitStack) -> ApiMap[PodName, WorkloadOwner] | None:
+def _watch_owners(options: Options, stack: ExitStack) -> OwnerWatch | None:
     wanted = options.get("owners", "none")
     if wanted == "none" or (wanted == "auto" and not _uses_api(options)):
         return None
     config = load_config(options["kubeconfig"])
-    owners = ApiMap(config, PODS_PATH, parse_owner, "owners of pods")
-    return stack.enter_context(closing(owners))
+    return stack.enter_context(closing(OwnerWatch(config)))
 
 
 def _watch_node_labels(options: Options, stack: ExitStack) -> ApiMap[str, dict[str, str]] | None:

@@ -97,8 +97,8 @@ def choose_nodes(
             alerts.append(_describe_conflict(reading, others, "this node"))
 
     for name, other in same_gpus:
-        others = {f"{chosen[other].target} (node {other})"}
-        alerts.append(_describe_conflict(chosen[name], others, "the same GPUs"))
+        rival = f"{chosen[other].target} (node {other})"
+        alerts.append(_describe_conflict(chosen[name], [rival], "the same GPUs"))
 
     for node in nodes:
         if node.silent:
@@ -151,7 +151,10 @@ class _Chooser:
 
     @cached_property
     def owners(self) -> dict[str, str]:
-        """The node of each GPU in the last round or record, or the node from which it took it."""
+        """The node to which each GPU belongs, by UUID: the one of the last round or of the history.
+
+        While another node has taken the GPU over, it still belongs to the first one.
+        """
         owners = dict(self.recorded)
         for name, node in self.before.items():
             for uuid in _present_gpus(node.state):
@@ -162,6 +165,7 @@ class _Chooser:
         age = self.now - reading.read_at
         if age <= self.settings.drop_after:
             return True
+        # While the exporter is listed, its GPUs stay visible, because they may be broken.
         return bool(reading.listed and reading.state.devices)
 
     def is_stale(self, reading: NodeReading) -> bool:
@@ -172,6 +176,7 @@ class _Chooser:
         """Returns True if `reading` is current and comes from another exporter than `other`."""
         if reading.target == other.target:
             return False
+        # One exporter may be listed with two addresses.
         exporter_id = reading.state.exporter_id
         if exporter_id and exporter_id == other.state.exporter_id:
             return False
@@ -187,12 +192,12 @@ class _Chooser:
         if state.producer == "podgpu" or _has_holders(state):
             return None
         for gpu in state.devices:
-            if gpu.uuid in self._silent:
-                return self._silent[gpu.uuid]
+            if gpu.uuid in self._silent_by_gpu:
+                return self._silent_by_gpu[gpu.uuid]
         return None
 
     @cached_property
-    def _silent(self) -> dict[str, NodeReading]:
+    def _silent_by_gpu(self) -> dict[str, NodeReading]:
         """Readings of podgpus that named holders and no longer answer, by UUID of their GPUs."""
         unread = [reading for reading in self.readings if self.is_stale(reading)]
         targets = {reading.target for reading in self.readings}
@@ -217,13 +222,14 @@ class _Chooser:
         """Sort key for the readings of one node."""
         shown = self.before.get(reading.name)
         was_chosen = shown is not None and shown.reading.target == reading.target
-        is_kept = was_chosen and bool(reading.state.devices) and _names_holders(reading, shown)
+        # An exporter without GPUs, or that cannot name holders, is replaced by a better one.
+        stays = was_chosen and bool(reading.state.devices) and _names_holders(reading, shown)
 
         return (
             # current values first, then exporters that are still listed
             self.is_stale(reading),
             reading.listed is False,
-            not is_kept,
+            not stays,
             *_rank_content(reading, was_chosen),
         )
 
@@ -287,7 +293,8 @@ def _rank_content(reading: NodeReading, was_chosen: bool) -> tuple[object, ...]:
     state = reading.state
     return (
         # a reading with holders first, then one with GPUs
-        (not _has_holders(state)) + (not state.devices),
+        not _has_holders(state),
+        not state.devices,
         # then a node name that the exporter reports
         not reading.named,
         # then the choice of the last round, so that the view does not alternate
@@ -373,7 +380,7 @@ def _describe_silent(used: NodeReading, silent: NodeReading) -> Alert:
 
 
 def _names_holders(reading: NodeReading, shown: NodeEntry | None) -> bool:
-    """Returns whether the exporter can name holders: it is podgpu, or it named some before."""
+    """Returns whether the exporter is podgpu, or holders were known in the last round."""
     is_podgpu = reading.state.producer == "podgpu"
     return is_podgpu or (shown is not None and _has_holders(shown.state))
 
@@ -425,7 +432,8 @@ def add_lost_gpus(
     if len(devices) == len(state.devices):
         return state
 
-    devices.sort(key=lambda gpu: (-1 if gpu.index is None else gpu.index, gpu.uuid))
+    without_number = -1
+    devices.sort(key=lambda gpu: (without_number if gpu.index is None else gpu.index, gpu.uuid))
     return replace(state, devices=tuple(devices))
 
 
@@ -435,6 +443,9 @@ def recall_lost_gpus(state: NodeState, earlier: NodeState) -> NodeState:
     Without a model, they would have no price. The driver may have renumbered the others, so the
     number stays unknown.
     """
+    if all(gpu.model for gpu in state.devices):
+        return state
+
     known = {gpu.uuid: gpu for gpu in earlier.devices if gpu.model}
     devices = []
     for gpu in state.devices:
@@ -444,8 +455,6 @@ def recall_lost_gpus(state: NodeState, earlier: NodeState) -> NodeState:
             gpu = replace(gpu, model=last.model, memory_total_bytes=memory)
         devices.append(gpu)
 
-    if all(gpu is same for gpu, same in zip(devices, state.devices, strict=True)):
-        return state
     return replace(state, devices=tuple(devices))
 
 
@@ -453,6 +462,7 @@ def _make_lost(gpu: DeviceState, wall: float) -> DeviceState:
     lost = Condition(LOST, round(wall, 3))
     for condition in gpu.conditions:
         if condition.name == LOST:
+            # It was lost before.
             lost = Condition(LOST, condition.since)
 
     holders = list(gpu.holders)
@@ -538,6 +548,7 @@ def describe_node(name: str, state: NodeState, gone: bool = False) -> Iterator[A
 
 def _describe_conditions(name: str, broken: Iterable[DeviceState]) -> Iterator[Alert]:
     without_driver = _find_without_driver(broken)
+    # One alert describes the whole node: `_describe_gone`.
     described = {NODE_GONE}
     if len(without_driver) > 1:
         described.add(DRIVER_AWAY)
@@ -589,7 +600,8 @@ def _describe_lost(name: str, state: NodeState, broken: Iterable[DeviceState]) -
     """Yields an alert about lost GPUs that are not among the devices of the node."""
     lost = state.gpus_lost or 0
     for gpu in broken:
-        lost -= any(condition.name in _NOT_ANSWERING for condition in gpu.conditions)
+        if any(condition.name in _NOT_ANSWERING for condition in gpu.conditions):
+            lost -= 1
 
     if lost > 0:
         verb = "does" if lost == 1 else "do"
@@ -617,7 +629,9 @@ def _describe_gpu(name: str, gpu: DeviceState, condition: Condition) -> Alert:
         label = f"GPU {gpu.index}"
     uuid = gpu.uuid or "no UUID"
     says, do = describe_condition(condition, gpu)
-    text = f"{label} of node {name} ({uuid}): {says}: {do}"
+    text = f"{label} of node {name} ({uuid}): {says}"
+    if do:
+        text += f": {do}"
     return Alert(severity_of(condition), text, name, gpu.uuid)
 
 

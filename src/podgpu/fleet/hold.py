@@ -43,7 +43,7 @@ from podgpu.model import (
     Workload,
 )
 
-_SAME_READING = 1e-6
+_SAME_READING = 1e-6  # seconds; times from Prometheus are computed, so they are not exact
 _SAME_COUNTERS = 0.5  # seconds; if less time has passed, the counters are from the same reading
 _SAME_IDLE_TIME = 1.0  # seconds; a smaller change of the reported idle time is measurement error
 
@@ -58,6 +58,7 @@ def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
     if holder.source == RESERVATION:
         if whole:
             return "used"
+        # The pods of a reservation are unknown, so it is never idle.
         return "unknown"
 
     if is_mps_client(device, holder):
@@ -114,24 +115,24 @@ class IdleTimes:
         self._before: HeldByHolder = {}
         # Time between the two readings of the counters. None if they cannot be compared.
         self._seconds: float | None = None
-        then = self.earlier
-        if then is None:
+        earlier = self.earlier
+        if earlier is None:
             return
 
-        self._before = then.held_by_holder()
-        self._last_read_at = then.reading.read_at
-        self._is_restarted = then.state.exporter_id != self.node.state.exporter_id
-        if then.stale or self._is_restarted:
+        self._before = earlier.held_by_holder()
+        self._last_read_at = earlier.reading.read_at
+        self._is_restarted = earlier.state.exporter_id != self.node.state.exporter_id
+        if earlier.stale or self._is_restarted:
             return
 
-        seconds = _counted_at(self.node) - _counted_at(then)
+        seconds = _counted_at(self.node) - _counted_at(earlier)
         # The difference is large if a clock was set, or if the exporter did not count for some
         # time.
-        difference = seconds - (read_at - then.counted_at)
+        difference = seconds - (read_at - earlier.counted_at)
         if abs(difference) <= self.longest_gap:
             self._seconds = seconds
             if seconds < _SAME_COUNTERS:
-                self.counted_at = then.counted_at
+                self.counted_at = earlier.counted_at
 
     def find(self, gpu: DeviceState, instance: MigInstance | None, holder: Holder) -> HolderTimes:
         usage = holder.known_usage
@@ -146,7 +147,7 @@ class IdleTimes:
             use = "used"
 
         window = None if part is None else self._compare(part, usage)
-        return HolderTimes(use, since, self._measure(part, usage, window), window)
+        return HolderTimes(use, since, self._measure_idle(part, usage, window), window)
 
     def _find_start(
         self, device: str, part: HeldPart | None, use: Use, usage: HolderUsage
@@ -174,9 +175,10 @@ class IdleTimes:
         if part is None or last_since is None:
             return since
 
-        last = part.holder.known_usage
-        goes_on = self._is_restarted or idle_since <= (last.idle_since or 0.0) + _SAME_IDLE_TIME
-        if goes_on:
+        last_reported = part.holder.known_usage.idle_since or 0.0
+        is_same = idle_since <= last_reported + _SAME_IDLE_TIME
+        # An exporter that restarted does not know when the idle time started.
+        if is_same or self._is_restarted:
             return min(since, last_since)
 
         return since
@@ -227,31 +229,36 @@ class IdleTimes:
             underused=_growth(last.wasted_underused_ns, usage.wasted_underused_ns, NS),
         )
 
-    def _measure(
+    def _measure_idle(
         self, part: HeldPart | None, usage: HolderUsage, window: HeldTime | None
     ) -> float | None:
         """Returns the seconds for which the exporter's counters prove that the holder is idle."""
         if usage.utilization_ratio is None or usage.busy_ns is None or usage.idle_ns is None:
             return None
 
+        # An exporter with an id reports since when the holder is idle.
         if self.node.state.exporter_id:
             if usage.idle_since is None:
                 return None
             return max(0.0, _counted_at(self.node) - usage.idle_since)
 
+        # Without two readings, counters prove only that the holder was never busy.
         if part is None or window is None or window.busy is None or window.idle is None:
             if usage.busy_ns:
                 return 0.0
             return usage.idle_ns / NS
 
+        # The counters are those of the last round.
         if window is part.window:
             return part.measured_idle
         if window.busy:
             return None
 
+        # The holder may have been busy in a long time that the counters do not cover.
         is_covered = window.held - window.idle <= self.longest_gap
-        before = part.measured_idle if is_covered else None
-        return window.idle + (before or 0.0)
+        if not is_covered or part.measured_idle is None:
+            return window.idle
+        return part.measured_idle + window.idle
 
     def _known_idle(self, device: str, usage: HolderUsage) -> float:
         """Returns the idle seconds before podgpu first read it, from counters or Prometheus."""
@@ -320,7 +327,7 @@ def describe_idle(holder: Workload) -> str:
 # What no known holder has
 
 
-class Rest(NamedTuple):
+class UnheldPart(NamedTuple):
     """What no known holder has of a GPU: it is unknown or unallocated."""
 
     unknown: float = 0.0  # fraction of the GPU that may be in use
@@ -347,7 +354,9 @@ def has_unheld_use(nodes: Iterable[NodeEntry]) -> bool:
     return False
 
 
-def find_rest(node: NodeEntry, gpu: DeviceState, held: Mapping[str, Sequence[HeldPart]]) -> Rest:
+def find_unheld(
+    node: NodeEntry, gpu: DeviceState, held: Mapping[str, Sequence[HeldPart]]
+) -> UnheldPart:
     allocated = 0.0
     unallocated = WasteRate()
     for instance, size in divide_gpu(gpu):
@@ -360,9 +369,10 @@ def find_rest(node: NodeEntry, gpu: DeviceState, held: Mapping[str, Sequence[Hel
 
     unknown = max(0.0, 1.0 - allocated)
     if node.gone or node.silent is not None:
-        return Rest(unknown)
-    if is_used_unheld(gpu, held):
-        cost = unallocated.cost_per_hour
-        return Rest(unknown, unheld_cost=None if cost is None else cost.unallocated)
+        return UnheldPart(unknown)
 
-    return Rest(unallocated=unallocated)
+    if is_used_unheld(gpu, held):
+        cost = unallocated.cost_per_hour or Waste()
+        return UnheldPart(unknown, unheld_cost=cost.unallocated)
+
+    return UnheldPart(unallocated=unallocated)

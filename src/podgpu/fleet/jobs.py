@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from podgpu.fleet.choose import Alert
@@ -24,7 +24,7 @@ from podgpu.metrics.fields import (
     PCIE_BYTES,
     TENSOR_ACTIVE,
 )
-from podgpu.model import NS, DeviceState
+from podgpu.model import NS, DeviceState, group_by
 
 JOB_KINDS = frozenset(
     {
@@ -81,30 +81,24 @@ class _SameModel(NamedTuple):
 
 JobDetector = StragglerDetector[_SameModel]
 Jobs = Mapping[JobKey, Mapping[str, JobGpu]]
-"""The devices of each job, by `HeldPart.device_key`."""
+"""The devices of each job, by node and `HeldPart.device_key`."""
 
 
 def list_jobs(nodes: Iterable[NodeEntry], before: Mapping[str, NodeEntry]) -> Jobs:
     """`before`: the nodes of the last round."""
-    held: dict[JobKey, dict[str, tuple[NodeEntry, list[HeldPart]]]] = {}
+    jobs: dict[JobKey, dict[str, JobGpu]] = {}
     for node in nodes:
-        for part in node.held:
-            key = find_job(part)
-            if key is not None:
-                devices = held.setdefault(key, {})
-                _, parts = devices.setdefault(part.device_key, (node, []))
-                parts.append(part)
+        earlier = before.get(node.name)
+        for job, parts in group_by(node.held, find_job).items():
+            if job is None:
+                continue
+            gpus = jobs.setdefault(job, {})
+            for device, own in group_by(parts, lambda part: part.device_key).items():
+                # A GPU without a UUID has the same key on several nodes.
+                key = f"{node.name} {device}"
+                gpus[key] = JobGpu(node, tuple(own), _make_sample(node, own, earlier))
 
-    jobs = {}
-    for key in sorted(held):
-        gpus = {}
-        for device, (node, own) in held[key].items():
-            parts_of_device = tuple(own)
-            sample = _make_sample(node, parts_of_device, before.get(node.name))
-            gpus[device] = JobGpu(node, parts_of_device, sample)
-        jobs[key] = gpus
-
-    return jobs
+    return {job: jobs[job] for job in sorted(jobs)}
 
 
 def find_job(part: HeldPart) -> JobKey | None:
@@ -126,17 +120,18 @@ def find_slow(detector: JobDetector, now: float, jobs: Jobs) -> dict[JobKey, Slo
             samples.setdefault(group, {})[device] = gpu.sample
 
     slow: dict[JobKey, SlowGpu] = {}
-    for group, found in detector.update(now, samples).items():
-        earlier = slow.get(group.job)
-        if earlier is None or found.difference > earlier.difference:
-            slow[group.job] = found
+    for group, slowest in detector.update(now, samples).items():
+        # A job may have GPUs of several models.
+        other = slow.get(group.job)
+        if other is None or slowest.difference > other.difference:
+            slow[group.job] = slowest
 
     return slow
 
 
 def describe_slow(jobs: Jobs, slow: Mapping[JobKey, SlowGpu]) -> Iterator[Alert]:
-    for key, found in slow.items():
-        gpu = jobs[key][found.device]
+    for key, slowest in slow.items():
+        gpu = jobs[key][slowest.device]
         node = gpu.node.name
         device = gpu.parts[0].gpu
         label = "a GPU"
@@ -146,7 +141,7 @@ def describe_slow(jobs: Jobs, slow: Mapping[JobKey, SlowGpu]) -> Iterator[Alert]
         job = f"{key.namespace}/{key.name}"
         text = (
             f"{key.kind} {job}: {label} of {node} is slower than "
-            f"{compared_with(found.against)}: {explain_slow(found)}"
+            f"{compared_with(slowest.against)}: {explain_slow(slowest)}"
         )
         yield Alert("warning", text, node, gpu_id(device), f"{key.kind}/{job}")
 
@@ -167,7 +162,7 @@ def explain_slow(slow: SlowGpu) -> str:
 
 
 def _make_sample(
-    node: NodeEntry, parts: tuple[HeldPart, ...], earlier: NodeEntry | None
+    node: NodeEntry, parts: Sequence[HeldPart], earlier: NodeEntry | None
 ) -> JobGpuSample:
     """Returns no values if the node or the GPU cannot be read.
 
@@ -195,18 +190,18 @@ def _make_sample(
     if instance is not None:
         return sample
 
-    moved = None
+    moved_bytes = None
     for name in (*PCIE_BYTES, *NVLINK_BYTES):
-        moved = add_known(moved, read_number(gpu, name))
+        moved_bytes = add_known(moved_bytes, read_number(gpu, name))
 
     throttled = _measure_throttling(node, gpu, earlier)
     return sample._replace(
         clock=read_number(gpu, SM_CLOCK),
         power=divide_known(gpu.power_mw, 1000),
         power_limit=divide_known(gpu.power_limit_mw, 1000),
-        capped=_most(throttled, _CAPPED),
-        throttled=_most(throttled, _THROTTLED),
-        bytes=moved,
+        capped=_find_largest(throttled, _CAPPED),
+        throttled=_find_largest(throttled, _THROTTLED),
+        bytes=moved_bytes,
     )
 
 
@@ -218,8 +213,8 @@ def _measure_throttling(
         return {}
 
     seconds = node.reading.read_at - earlier.reading.read_at
-    devices = {each.uuid: each for each in earlier.state.devices}
-    earlier_gpu = devices.get(gpu.uuid)
+    earlier_gpus = {each.uuid: each for each in earlier.state.devices}
+    earlier_gpu = earlier_gpus.get(gpu.uuid)
     if earlier_gpu is None or seconds <= 0:
         return {}
 
@@ -234,7 +229,7 @@ def _measure_throttling(
     return ratios
 
 
-def _most(ratios: Mapping[str, float], reasons: Iterable[str]) -> float | None:
+def _find_largest(ratios: Mapping[str, float], reasons: Iterable[str]) -> float | None:
     """Returns the largest ratio, because several reasons may apply at the same time."""
     known = select_known(ratios.get(reason) for reason in reasons)
     return max(known, default=None)

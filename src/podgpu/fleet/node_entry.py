@@ -31,9 +31,9 @@ class NodeEntry(msgspec.Struct, frozen=True, gc=False):
     prices: Prices = NO_PRICES  # the prices that apply to the labels of this node
     held: tuple[HeldPart, ...] = ()
     counted_at: float = 0.0  # monotonic time of the reading in which the counters last changed
-    seconds: float = 0.0  # time since the last round that is charged; 0 if it is unknown
+    charged_seconds: float = 0.0  # time since the last round; 0 if it is unknown
     # By device, if both rounds have it: joules that no holder used. None if they are not counted.
-    rest: Mapping[str, float | None] = {}
+    unattributed_joules: Mapping[str, float | None] = {}
     rejected: Mapping[str, int] = {}  # counter -> number of impossible increases
 
     @property

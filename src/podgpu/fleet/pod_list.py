@@ -172,15 +172,10 @@ def _make_row(key: _RowKey, held: Sequence[_Held]) -> PodRow:
     row.waste = waste.rounded()
     # `wasted_per_hour` is older than `waste`. It still counts idle GPUs only.
     if row.cost_per_hour is not None:
-        row.wasted_per_hour = round(_idle_cost(waste), _MONEY_DIGITS)
+        waste_cost = waste.cost_per_hour or Waste()
+        row.wasted_per_hour = round(waste_cost.idle or 0.0, _MONEY_DIGITS)
 
     return row
-
-
-def _idle_cost(waste: WasteRate) -> float:
-    """Returns the cost of idle GPUs per hour, without under-used and unallocated GPUs."""
-    cost = waste.cost_per_hour or Waste()
-    return cost.idle or 0.0
 
 
 def _add_gpus(row: PodRow, holder: HolderView) -> None:
@@ -198,10 +193,10 @@ def _mean_utilization(held: Iterable[_Held]) -> float | None:
     """Returns the mean, weighted by the part of a GPU."""
     busy = 0.0
     weights = 0.0
-    for holder, _, utilization, _ in held:
-        if utilization is not None:
-            weight = holder.part or 1.0
-            busy += utilization * weight
+    for each in held:
+        if each.utilization is not None:
+            weight = each.holder.part or 1.0
+            busy += each.utilization * weight
             weights += weight
 
     if not weights:
@@ -211,9 +206,10 @@ def _mean_utilization(held: Iterable[_Held]) -> float | None:
 
 
 def _find_idle_since(held: Iterable[_Held]) -> float | None:
-    """Returns None if a part is in use."""
+    """Returns since when all parts are idle. None if one is in use."""
     times = []
-    for holder, *_ in held:
+    for each in held:
+        holder = each.holder
         if holder.use != "idle" or holder.idle_since is None:
             return None
         times.append(holder.idle_since)

@@ -90,6 +90,7 @@ class Prices:
         self.changes = changes
         self.nodes = list(nodes)
         if nodes:
+            # The last rule has no labels, so it matches all other nodes.
             self.nodes.append(({}, Prices(currency, models, source)))
         self.currency = currency
         self.models = models
@@ -106,8 +107,10 @@ class Prices:
     @property
     def label_names(self) -> list[str]:
         """Names of the node labels on which prices depend, now or after a price change."""
+        all_prices = [self]
+        all_prices += [prices for _, prices in self.changes]
         names: set[str] = set()
-        for _, prices in [(0.0, self), *self.changes]:
+        for prices in all_prices:
             for labels, _ in prices.nodes:
                 names.update(labels)
         return sorted(names)
@@ -180,8 +183,10 @@ def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Pri
     from podgpu.decode import decode_yaml
 
     parsed = decode_yaml(content, file, _PriceFile)
-    changes = [_PriceChange(date.min, parsed.models, parsed.nodes)]
+    first = _PriceChange(date.min, parsed.models, parsed.nodes)
+    changes = [first]
     changes += sorted(parsed.changes, key=lambda change: change.from_)
+    # A change keeps the prices and rules that it does not set.
     models: dict[str, Price] = {}
     nodes: list[_NodePrices] = []
     periods = []
@@ -205,14 +210,14 @@ def parse_prices(content: bytes, file: str, source: PriceSource = "file") -> Pri
     return first_prices
 
 
-def _adapt(models: Mapping[str, Price], to: _NodePrices) -> dict[str, Price]:
+def _adapt(models: Mapping[str, Price], rule: _NodePrices) -> dict[str, Price]:
     adapted = {}
     for name, price in models.items():
         gpu_hour = price.gpu_hour
         if gpu_hour is not None:
-            gpu_hour *= to.factor
+            gpu_hour *= rule.factor
         adapted[name] = Price(gpu_hour)
-    return adapted | to.models
+    return adapted | rule.models
 
 
 def read_prices(option: str) -> ReadPrices:

@@ -53,6 +53,7 @@ class TargetOutcome:
     def text(self) -> str:
         """The error message, with the target's name."""
         text = self.message or self.error
+        # Messages about a request begin with the target's URL.
         if text.startswith(self.target.removesuffix("/metrics")):
             return text
         return f"{self.target}: {text}"

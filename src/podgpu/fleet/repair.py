@@ -47,8 +47,9 @@ def make_repair(
     quoted_node = shlex.quote(node)
     quoted_gpu = shlex.quote(gpu)
     commands = _list_commands(action, quoted_node, quoted_gpu, has_pods)
-    names = {"/".join(name) for name in pods if all(name)}
-    return Repair(action=action, commands=tuple(commands), evicts=tuple(sorted(names)))
+    # Holders without a pod, such as jobs, have empty names.
+    evicted = {f"{namespace}/{pod}" for namespace, pod in pods if pod}
+    return Repair(action=action, commands=tuple(commands), evicts=tuple(sorted(evicted)))
 
 
 def _list_commands(action: str, node: str, gpu: str, has_pods: bool) -> Iterator[RepairCommand]:

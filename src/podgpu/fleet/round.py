@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,7 @@ from podgpu.once import computed_once
 from podgpu.workers import run_loop
 
 LATE_ROUNDS = 3.0
+_FIRST_ROUND_SECONDS = 30.0  # the first round of a large cluster is slow
 _CLOSE_SECONDS = 3.0
 _REPEAT_SECONDS = 600.0
 _log = logging.getLogger(__name__)
@@ -77,31 +78,36 @@ class PublishedState:
         return Body(plain), etag_of(plain)
 
 
+class _UsedRatios(NamedTuple):
+    read_at: float  # monotonic time
+    ratios: Mapping[Scope, float]
+
+
 class RollingAverage:
     """Computes mean utilisation over --window, for the cluster and each namespace, node, model."""
 
     def __init__(self) -> None:
-        self._rounds: deque[tuple[float, dict[Scope, float]]] = deque()  # monotonic time, ratios
+        self._rounds: deque[_UsedRatios] = deque()
 
     def add(self, now: float, settings: ViewSettings, used: Mapping[Scope, UsedMean]) -> None:
         ratios = {}
         for scope, mean in used.items():
             if scope.scope in AVERAGED:
                 ratios[scope] = mean.mean / settings.full
-        self._rounds.append((now, ratios))
+        self._rounds.append(_UsedRatios(now, ratios))
 
         # Half an interval, because rounds are not exactly on time.
         oldest = now - settings.window + settings.interval / 2
         # With a window below the interval, the last reading is the whole window.
-        while len(self._rounds) > 1 and self._rounds[0][0] < oldest:
+        while len(self._rounds) > 1 and self._rounds[0].read_at < oldest:
             self._rounds.popleft()
 
     def means(self) -> dict[Scope, float]:
-        values: dict[Scope, list[float]] = defaultdict(list)
-        for _, ratios in self._rounds:
-            for scope, ratio in ratios.items():
-                values[scope].append(ratio)
-        return {scope: fmean(own) for scope, own in values.items()}
+        by_scope: dict[Scope, list[float]] = defaultdict(list)
+        for used in self._rounds:
+            for scope, ratio in used.ratios.items():
+                by_scope[scope].append(ratio)
+        return {scope: fmean(ratios) for scope, ratios in by_scope.items()}
 
 
 class Cluster:
@@ -135,7 +141,6 @@ class Cluster:
         self._faults: FaultLog[str] = FaultLog(self.clock.monotonic, _REPEAT_SECONDS)
         self._collector: Collector | None = None
         self._round_at = float("-inf")
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
@@ -168,6 +173,7 @@ class Cluster:
             detector=self._detector,
         )
         self._previous = state
+        # A GPU that works again is shown when it is lost the next time.
         for uuid in removed:
             if self._find_presence(state, uuid) == "present":
                 self._removed_gpus.discard(uuid)
@@ -190,12 +196,12 @@ class Cluster:
 
     async def _rounds(self) -> None:
         self._task = asyncio.current_task()
-        self._loop = asyncio.get_running_loop()
         interval = self.settings.interval
         collector = self._make_collector()
         try:
             while True:
                 await self.round(collector)
+                # Waits for the next multiple of the interval, or for `reload`.
                 with suppress(TimeoutError):
                     seconds = interval - self.clock.wall() % interval
                     await asyncio.wait_for(self._wake.wait(), seconds)
@@ -257,8 +263,7 @@ class Cluster:
 
     @property
     def late_after(self) -> float:
-        # 30 s for the slow first round of a large cluster
-        return LATE_ROUNDS * self.settings.interval + 30.0
+        return LATE_ROUNDS * self.settings.interval + _FIRST_ROUND_SECONDS
 
     def reload(self) -> None:
         """Starts a round immediately (SIGHUP)."""
@@ -271,9 +276,9 @@ class Cluster:
             self._thread.join(_CLOSE_SECONDS)
 
     def _call(self, act: Callable[[], object]) -> None:
-        if self._loop is not None:
+        if self._task is not None:
             with suppress(RuntimeError):  # the loop is closed already
-                self._loop.call_soon_threadsafe(act)
+                self._task.get_loop().call_soon_threadsafe(act)
 
     def _log_changes(self, state: ClusterState) -> None:
         """Logs targets and nodes that failed or recovered since the last round, and new notes."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import asdict
 
 from podgpu.charge import Waste
-from podgpu.fleet.hold import find_rest, wasteful_since
+from podgpu.fleet.hold import find_unheld, wasteful_since
 from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import (
     ContainerName,
@@ -302,8 +302,10 @@ def _list_counts(state: ClusterState) -> Iterator[_NamedSample]:
     by_model: _Counts = defaultdict(Counter)
     for node in _fresh(state):
         for gpu in node.gpus:
-            shown = [instance for instance in gpu.instances if not instance.hidden]
-            devices: list[MigInstance | None] = [*shown] or [None]
+            devices: list[MigInstance | None] = []
+            devices += [instance for instance in gpu.instances if not instance.hidden]
+            if not devices:
+                devices = [None]
             for instance in devices:
                 model = device_model(gpu, instance)
                 counts = _count_device(gpu, instance or gpu)
@@ -359,6 +361,7 @@ def _namespace_families(state: ClusterState) -> list[Family]:
 
         allocated.append(Sample(labels, round(sums.allocated, 9)))
         idle.append(Sample(labels, round(long_idle, 9)))
+        # If nothing is known, what is used is absent, not 0.
         if sums.used or sums.idle or not sums.unknown:
             used.append(Sample(labels, round(sums.used, 9)))
 
@@ -366,6 +369,7 @@ def _namespace_families(state: ClusterState) -> list[Family]:
         "podgpu_namespace_allocated_gpus": allocated,
         "podgpu_namespace_used_gpus": used,
         "podgpu_namespace_long_idle_gpus": idle,
+        # The older name.
         "podgpu_namespace_idle_gpus": idle,
     }
     return make_families("cluster", samples)
@@ -385,8 +389,8 @@ def _list_costs(state: ClusterState) -> Iterator[_NamedSample]:
         held = node.held_by_device()
         cluster = node.reading.cluster
         for gpu in node.gpus:
-            rest = find_rest(node, gpu, held)
-            unallocated[cluster] = unallocated[cluster].plus(rest.unallocated)
+            unheld = find_unheld(node, gpu, held)
+            unallocated[cluster] = unallocated[cluster].plus(unheld.unallocated)
 
     currency = state.prices.currency
     for (namespace, cluster), parts in sorted(groups.items()):
@@ -421,7 +425,7 @@ def _list_prices(state: ClusterState) -> Iterator[_NamedSample]:
     if not currency:
         return
 
-    # Each value is a set: with prices by node label, the nodes may differ.
+    # With prices by node label, a model may have several prices. Then it has no sample.
     prices: dict[tuple[str, str, str], set[float | None]] = defaultdict(set)
     for node in state.nodes:
         cluster = node.reading.cluster
@@ -438,8 +442,11 @@ def _list_prices(state: ClusterState) -> Iterator[_NamedSample]:
             prices[model, "", cluster].add(price.gpu_hour)
 
     for (model, profile, cluster), hours in sorted(prices.items()):
-        hour = hours.pop()
-        if hour is not None and not hours:
+        if len(hours) > 1:
+            continue
+
+        (hour,) = hours
+        if hour is not None:
             labels = _some_labels(_PRICE_LABELS, (model, profile, currency, cluster))
             yield "podgpu_gpu_price_per_hour", Sample(labels, hour)
 

@@ -11,6 +11,7 @@ from podgpu.fleet.setup import SetupHint
 from podgpu.metrics.fields import meaning, nearest_names
 
 MAX_ROUNDS = 1000  # limit of --window divided by --interval; bounds the memory of the rolling means
+# Milliseconds of each unit.
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 
 
@@ -72,10 +73,11 @@ def full_scale(field: str) -> float:
     """
     spec = meaning(field)
     if spec is None:
+        text = f"--used-field {field}: there is no such field"
         near = nearest_names(field)
-        raise UsageError(
-            f"--used-field {field}: there is no such field{f'; is it {near[0]}?' if near else ''}"
-        )
+        if near:
+            text += f"; is it {near[0]}?"
+        raise UsageError(text)
 
     if spec.field.unit.startswith("%"):
         return 100.0
@@ -90,9 +92,10 @@ def full_scale(field: str) -> float:
 
 def duration_text(seconds: float) -> str:
     """Formats a duration like Prometheus: 5m, 1h30m, 500ms."""
-    rest = round(seconds * 1000)
+    milliseconds = round(seconds * 1000)
     text = ""
     for unit, length in _UNITS:
-        count, rest = divmod(rest, length)
-        text += f"{count}{unit}" if count else ""
+        count, milliseconds = divmod(milliseconds, length)
+        if count:
+            text += f"{count}{unit}"
     return text or "0s"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 
 import msgspec
 
-from podgpu.model import NodeState
+from podgpu.model import NodeState, all_devices, list_pod_names
 
 
 class SetupHint(msgspec.Struct, frozen=True):
@@ -56,8 +55,7 @@ def hint_prices(source: str) -> Iterable[SetupHint]:
 
 
 def _has_pods(state: NodeState) -> bool:
-    holders = chain.from_iterable(device.holders for device in state.devices)
-    return any(holder.pod for holder in holders)
+    return any(list_pod_names(device.holders) for _, device in all_devices(state))
 
 
 def hint_labels(states: Iterable[NodeState]) -> Iterable[SetupHint]:

@@ -93,42 +93,32 @@ class Spending:
 
         usage = holder.known_usage
         before = self._before.get((device_key, holder.key))
-        most_seconds = _most(self.seconds)
-        last = _NOTHING_USED
-        if before is not None:
+        if before is None:
+            most_seconds = _longest_covered(self.seconds)
+            last = _NOTHING_USED
+        else:
             # Counters that stood still for some time may catch up at once.
-            most_seconds = _most(self.node.reading.read_at - before.counted_at)
+            most_seconds = _longest_covered(self.node.reading.read_at - before.counted_at)
             last = before.holder.known_usage
-
-        if before is not None and not self._is_gap:
-            return self._compare(last, usage, gpu, self.seconds, share, most_seconds)
+            if not self._is_gap:
+                return self._compare(last, usage, gpu, self.seconds, share, most_seconds)
 
         # The exporter counts the time of a holder from its first second on, multiplied by its
         # share. A new holder on an unknown GPU may have been there before.
         if gpu.uuid not in self._totals:
             return None
 
-        counted = self._increase_of_time(last.allocated_ns, usage.allocated_ns, most_seconds)
-        if counted is None:
+        counted = self._subtract(last.allocated_ns, usage.allocated_ns, NS)
+        # With a longer time, the holder is not really new.
+        if counted is None or counted > most_seconds:
             return None
 
-        held = counted / (holder.share_ratio or share)
-        return self._compare(last, usage, gpu, min(held, self.seconds), share, most_seconds)
-
-    def _increase_of_time(
-        self, before: int | None, now: int | None, most_seconds: float
-    ) -> float | None:
-        """Returns the seconds. None if they are not counted, or if the holder is not really new."""
-        if before is None or now is None or not self._is_comparable:
-            return None
-
-        # After a restart, only new holders are compared. Their time before is 0.
-        start = 0 if now < before else before
-        seconds = (now - start) / NS
-        if seconds <= most_seconds:
-            return seconds
-
-        return None
+        held = self.seconds
+        counted_share = holder.share_ratio or share
+        # The share is 0 if the other holders have the whole device. Then no time is charged.
+        if counted_share:
+            held = min(held, counted / counted_share)
+        return self._compare(last, usage, gpu, held, share, most_seconds)
 
     def find_counted_at(self, device_key: str, holder: Holder) -> float:
         """Returns the monotonic time of the reading in which the holder's counters last changed."""
@@ -149,7 +139,8 @@ class Spending:
         most_seconds: float,
     ) -> HeldTime:
         """`most_seconds`: the longest time that the increase of a counter may cover."""
-        seconds_of = partial(self._seconds_of, most_seconds)
+        seconds_of = partial(self._increase, NS, most_seconds)
+        joules_of = partial(self._increase, MJ, _most_joules(gpu, most_seconds))
         return HeldTime(
             held=held,
             share=share,
@@ -158,13 +149,13 @@ class Spending:
             busy_max=seconds_of("busy time", last.busy_max_ns, usage.busy_max_ns),
             idle=seconds_of("idle time", last.idle_ns, usage.idle_ns),
             waited=seconds_of("waiting time", last.wait_ns, usage.wait_ns),
-            joules=self._joules_of(most_seconds, gpu, last.energy_mj, usage.energy_mj),
+            joules=joules_of("energy", last.energy_mj, usage.energy_mj),
             underused=seconds_of(
                 "under-used time", last.wasted_underused_ns, usage.wasted_underused_ns
             ),
         )
 
-    def _measure_rest(
+    def _measure_unattributed(
         self, gpu: DeviceState, instance: MigInstance | None, most_seconds: float
     ) -> float | None:
         """Returns the energy in joules that no holder used. None if it is not counted."""
@@ -172,70 +163,67 @@ class Spending:
             return None
         before = self._totals[gpu.uuid].usage
         last = None if before is None else before.unattributed_energy_mj
-        return self._joules_of(most_seconds, gpu, last, gpu.usage.unattributed_energy_mj)
+        now = gpu.usage.unattributed_energy_mj
+        return self._increase(MJ, _most_joules(gpu, most_seconds), "energy", last, now)
 
-    def list_rest(self) -> dict[str, float | None]:
+    def list_unattributed(self) -> dict[str, float | None]:
         """Maps each device that both readings have to its energy that no holder used."""
         if self.seconds is None or self.earlier is None:
             return {}
 
         # Energy is read with the GPU's usage, which may stand still for some time.
-        most_seconds = _most(max(self.seconds, self.longest_gap))
+        most_seconds = _longest_covered(max(self.seconds, self.longest_gap))
         known = _list_holders(self.earlier)
         if self._is_gap:
             devices = _list_holders(self.node).keys()
             if known.keys() != devices:
                 return {}  # the MIG layout changed
 
-        rest: dict[str, float | None] = {}
+        joules: dict[str, float | None] = {}
         for gpu in self.node.state.devices:
             for instance, _ in divide_gpu(gpu):
                 key = key_of(gpu, instance)
                 holders = known.get(key)
                 if holders is None:
                     continue
-                # In a gap, the rest is known only if the time of all holders is counted.
+                # In a gap, it is known only if the time of all holders is counted.
                 if self._is_gap and not _are_counted(holders, instance or gpu):
                     continue
 
-                rest[key] = self._measure_rest(gpu, instance, most_seconds)
+                joules[key] = self._measure_unattributed(gpu, instance, most_seconds)
 
-        return rest
-
-    def _seconds_of(
-        self, most_seconds: float, name: str, before: int | None, now: int | None
-    ) -> float | None:
-        return self._increase(name, before, now, NS, most_seconds)
-
-    def _joules_of(
-        self, most_seconds: float, gpu: DeviceState, before: int | None, now: int | None
-    ) -> float | None:
-        watts = MAX_WATTS
-        if gpu.power_limit_mw is not None:
-            watts = min(watts, _MARGIN * gpu.power_limit_mw / 1000)
-        most_joules = watts * most_seconds
-        return self._increase("energy", before, now, MJ, most_joules)
+        return joules
 
     def _increase(
-        self, name: str, before: int | None, now: int | None, scale: int, most: float
+        self, scale: int, most: float, name: str, before: int | None, now: int | None
     ) -> float | None:
         """Returns the increase of a counter, or None if it is unknown or more than possible."""
+        increase = self._subtract(before, now, scale)
+        if increase is None or increase <= most:
+            return increase
+
+        self.rejected[name] += 1
+        return None
+
+    def _subtract(self, before: int | None, now: int | None, scale: int) -> float | None:
         if before is None or now is None or not self._is_comparable:
             return None
 
         # If the exporter restarted, its counters restarted at 0.
         start = 0 if self._has_restarted or now < before else before
-        increase = (now - start) / scale
-        if increase > most:
-            self.rejected[name] += 1
-            return None
-
-        return increase
+        return (now - start) / scale
 
 
-def _most(seconds: float) -> float:
+def _longest_covered(seconds: float) -> float:
     """Returns the longest time that an increase within `seconds` may cover."""
     return _MARGIN * seconds + _LATE_SECONDS
+
+
+def _most_joules(gpu: DeviceState, seconds: float) -> float:
+    watts = MAX_WATTS
+    if gpu.power_limit_mw is not None:
+        watts = min(watts, _MARGIN * gpu.power_limit_mw / 1000)
+    return watts * seconds
 
 
 def _counters_of(holder: Holder) -> tuple[int | None, ...]:

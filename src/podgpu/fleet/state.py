@@ -108,7 +108,7 @@ class ClusterState:
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     # Set if there are too many GPUs to read each of them. Then `nodes` has only a selection.
     totals_only: FleetCounts | None = None
-    found: int | None = None  # number of nodes that match the selection
+    matching_nodes: int | None = None  # number of nodes that match the selection
     clock_offset: float = 0.0  # Unix time minus monotonic time; constant until the clock is set
     step_seconds: int | None = None  # set only for a past time: values are means over this time
     jobs: Jobs = field(default_factory=dict)
@@ -168,17 +168,19 @@ def build_cluster_state(
 
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
     chosen, conflicts = choose_nodes(reading.nodes, before, outcomes, settings, now, recorded or {})
-    shown = _keep_gpus(chosen, before, removed, wall)
+    shown = _restore_lost_gpus(chosen, before, removed, wall)
 
     offset = _find_offset(wall - now, previous)
     clock_change = 0.0 if previous is None else offset - previous.clock_offset
+    # A node that is not stale yet has no gap.
+    longest_gap = max(LONGEST_GAP, settings.stale_after)
     nodes = []
     for node in shown:
         earlier = before.get(node.name)
         idle = IdleTimes(
             node, earlier, offset, clock_change, reading.idle_for, settings.stale_after
         )
-        spending = Spending(node, earlier, max(LONGEST_GAP, settings.stale_after))
+        spending = Spending(node, earlier, longest_gap)
         owners = node.reading.owners or reading.owners
         nodes.append(complete_node(node, idle, prices, offset, owners, spending))
 
@@ -234,7 +236,7 @@ def _list_alerts(
 ) -> tuple[Alert, ...]:
     alerts: list[Alert] = []
     for node in nodes:
-        alerts += describe_node(node.name, node.state, node.gone)
+        alerts += describe_node(node.name, node.state, gone=node.gone)
     alerts += others
 
     for note in unread[:MAX_NOTES]:
@@ -252,13 +254,13 @@ def _find_offset(offset: float, previous: ClusterState | None) -> float:
     return offset
 
 
-def _keep_gpus(
+def _restore_lost_gpus(
     chosen: Sequence[NodeEntry],
     before: Mapping[str, NodeEntry],
     removed: Collection[str],
     wall: float,
 ) -> list[NodeEntry]:
-    """Adds what exporters no longer report of lost GPUs. Hides lost GPUs that were removed."""
+    """Adds what exporters do not report of lost GPUs. Hides lost GPUs that were removed."""
     reported: set[str] = set()
     for node in chosen:
         reported.update(gpu.uuid for gpu in node.state.devices)
@@ -297,7 +299,8 @@ def build_single_node_state(
     entry = NodeEntry(NodeReading("", shown, read_at=now), shown, stale=not fresh)
     earlier = previous.nodes[0] if previous else None
     spending = Spending(entry, earlier, LONGEST_GAP)
-    node = complete_node(entry, None, prices, wall - now, None, spending)
+    offset = wall - now
+    node = complete_node(entry, None, prices, offset, owners=None, spending=spending)
     alerts = tuple(Alert("broken", note.text, state.node) for note in notes[:1])
     if fresh:
         alerts = sort_alerts(describe_node(state.node, node.state))
@@ -310,7 +313,7 @@ def build_single_node_state(
         notes=(*notes, *describe_unpriced([node], prices)),
         alerts=alerts,
         prices=prices,
-        clock_offset=wall - now,
+        clock_offset=offset,
     )
 
 
@@ -334,6 +337,7 @@ def describe_unpriced(nodes: Iterable[NodeEntry], prices: Prices) -> Iterator[No
     priced = []
     unlabelled = []
     for node in nodes:
+        # Prices with rules for nodes are not those of a node: its labels are unknown.
         if not node.prices.nodes:
             priced.append(node)
         elif not node.gone:
@@ -415,18 +419,18 @@ def complete_node(
         node = replace(node, state=_mark_gone(node.state, gone_since))
 
     notes = node.notes
-    # Both readings of `spending` count what it rejects, so they come before `rejected`.
     held = tuple(_make_parts(node, idle, owners or {}, spending))
     if spending is not None:
-        rest = spending.list_rest()
+        unattributed_joules = spending.list_unattributed()
+        # Making the parts and the list above may reject increases.
         note = describe_rejected(spending.rejected)
         if note:
             notes = (*notes, note)
 
         node = replace(
             node,
-            seconds=spending.seconds or 0.0,
-            rest=rest,
+            charged_seconds=spending.seconds or 0.0,
+            unattributed_joules=unattributed_joules,
             rejected=spending.rejected,
         )
 
@@ -543,7 +547,14 @@ def _find_scopes(
         scopes.add(Scope("namespace", namespace, cluster=cluster))
         owner = owners.get(holder.pod_name)
         if owner is not None:
-            scopes.add(Scope("owner", namespace, "", "", owner.kind, owner.name, cluster))
+            scope = Scope(
+                "owner",
+                namespace,
+                owner_kind=owner.kind,
+                owner_name=owner.name,
+                cluster=cluster,
+            )
+            scopes.add(scope)
 
     return scopes
 
@@ -589,6 +600,6 @@ def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Hol
     if instance is not None or not gpu.instances:
         return holders_of(gpu, instance or gpu)
     holders = list(holders_of(gpu, gpu))
-    for instance in gpu.instances:
-        holders += holders_of(gpu, instance)
+    for each in gpu.instances:
+        holders += holders_of(gpu, each)
     return holders

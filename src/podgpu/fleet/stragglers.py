@@ -141,7 +141,7 @@ class StragglerDetector(Generic[K]):
         for key in self._jobs.keys() - jobs.keys():
             del self._jobs[key]
 
-        found = {}
+        slowest = {}
         minute = int(now // self._minute)
         for key, samples in jobs.items():
             job = self._jobs.setdefault(key, _JobHistory(minute))
@@ -153,9 +153,9 @@ class StragglerDetector(Generic[K]):
                 job.rounds.setdefault(device, []).append(sample)
 
             if job.slow is not None and job.slow.device in samples:
-                found[key] = job.slow
+                slowest[key] = job.slow
 
-        return found
+        return slowest
 
 
 def _close_minute(job: _JobHistory, since: float) -> None:
@@ -189,13 +189,14 @@ def _add_to_past(job: _JobHistory, windows: Samples) -> None:
 
 
 def _combine(
-    samples: Sequence[JobGpuSample], mean: Callable[[Iterable[float]], float]
+    samples: Sequence[JobGpuSample], average: Callable[[Iterable[float]], float]
 ) -> JobGpuSample:
-    combined = []
+    """Returns the averages of the known values. `average`: `fmean` or `median`."""
+    averages = []
     for values in zip(*samples, strict=True):
         known = select_known(values)
-        combined.append(mean(known) if known else None)
-    return JobGpuSample(*combined)
+        averages.append(average(known) if known else None)
+    return JobGpuSample(*averages)
 
 
 def _make_windows(minutes: Iterable[Samples]) -> dict[str, JobGpuSample]:
@@ -233,17 +234,20 @@ def _is_busy(sample: JobGpuSample) -> bool:
     return sample.busy is not None and sample.busy >= _BUSY
 
 
-def _keep_slow(job: _JobHistory, found: SlowGpu | None, evidence: _Evidence) -> SlowGpu | None:
-    """A GPU that cannot be judged, such as during an evaluation, stays slow for some minutes."""
+def _keep_slow(job: _JobHistory, slowest: SlowGpu | None, evidence: _Evidence) -> SlowGpu | None:
+    """Returns the GPU that is shown as slow.
+
+    A GPU that cannot be judged, such as during an evaluation, stays slow for some minutes.
+    """
     before = job.slow
     if before is None:
-        return found
+        return slowest
 
-    if found is not None:
+    if slowest is not None:
         job.unjudged = 0
-        if found.device == before.device:
-            return found._replace(since=before.since)
-        return found
+        if slowest.device == before.device:
+            return slowest._replace(since=before.since)
+        return slowest
 
     if evidence.judges(before) or job.unjudged >= WINDOW:
         job.unjudged = 0
@@ -254,16 +258,15 @@ def _keep_slow(job: _JobHistory, found: SlowGpu | None, evidence: _Evidence) -> 
 
 
 def _find_slowest(job: _JobHistory, evidence: _Evidence, since: float) -> SlowGpu | None:
-    found: list[_Finding | None] = []
+    findings: list[_Finding] = []
     for rule in _RULES:
         siblings = _find_among_siblings(job, rule, evidence.recent)
         past = _find_against_past(job, rule, evidence.windows)
         if not rule.is_usual:
-            found += [siblings, past]
+            findings += select_known([siblings, past])
         elif siblings is not None and past is not None and siblings.device == past.device:
-            found.append(siblings)
+            findings.append(siblings)
 
-    findings = select_known(found)
     if not findings:
         return None
 
@@ -312,8 +315,11 @@ def _measure(rule: _Rule, sample: JobGpuSample, differences: _Differences) -> fl
     if rule.reason in _WORK:
         if not amounts:
             return None
+        # With less of the other work, less of this is expected as well.
         less_work = min(0.0, *amounts)
-        return 1.0 - (1.0 - size) / (1.0 + less_work)
+        expected = 1.0 + less_work
+        measured = 1.0 - size
+        return 1.0 - measured / expected
 
     return size
 
@@ -341,23 +347,21 @@ def _measure_clock(size: float, sample: JobGpuSample, differences: _Differences)
     if not _is_capped(sample):
         return size
 
-    computed = []
-    for amount in (_compare_operations(differences), differences.dram):
-        if amount is not None:
-            computed.append(amount)
-
-    if not computed:
+    amounts = select_known([_compare_operations(differences), differences.dram])
+    if not amounts:
         return None
-
-    explained = _CLOCK_BY_WORK * max(0.0, *computed)
     if size < 0:
         return size
 
+    explained = _CLOCK_BY_WORK * max(0.0, *amounts)
     return max(0.0, size - explained)
 
 
 def _is_capped(sample: JobGpuSample) -> bool:
-    """Returns True if it is not known."""
+    """Returns whether the power limit decides the clock.
+
+    True if this is unknown, because then a lower clock proves less.
+    """
     if sample.capped is not None:
         return sample.capped >= _CAPPED
     if sample.power is None or sample.power_limit is None:
@@ -456,6 +460,7 @@ def _find_among_siblings(
     worst = max(sizes, key=lambda device: sizes[device] / limits[device])
     size = sizes[worst]
     others = [own for device, own in sizes.items() if device != worst]
+    # If good GPUs often differ, all siblings must be alike.
     spread = max(map(abs, others)) if rule.is_usual else _spread(others)
     finding = _Finding(worst, rule, size, "siblings")
     if not _is_clear(job, finding, limits[worst], spread, recent[worst].minutes):
@@ -508,6 +513,7 @@ def _find_against_past(
     worst = max(changes, key=lambda device: changes[device].size / limits[device])
     size, spread = changes[worst]
     others = [change.size for device, change in changes.items() if device != worst]
+    # A single GPU can be compared with its past, unless the rule needs several siblings.
     if rule.others > 1 and len(others) < rule.others:
         return None
 

@@ -26,11 +26,12 @@ def charge_tokens(
     if not engines:
         return list(nodes), before
 
-    gpus: dict[ContainerName, int] = defaultdict(int)  # that are charged in this round
+    # Number of the container's GPUs whose time is charged in this round.
+    charged_gpus: dict[ContainerName, int] = defaultdict(int)
     for node in nodes:
         for part in node.held:
             if part.spent is not None:
-                gpus[container_name(part.holder)] += 1
+                charged_gpus[container_name(part.holder)] += 1
 
     # Other containers of the pod that hold GPUs belong to its cost per token, too.
     pods = _select_charged_pods(engines)
@@ -38,10 +39,11 @@ def charge_tokens(
     shares: dict[ContainerName, list[Tokens]] = {}
     for name, engine in engines.items():
         last = before.get(name, Tokens())
-        is_charged = not engine.reason and gpus[name] > 0
-        charged[name] = engine.counted if is_charged else last
-        if is_charged:
-            shares[name] = _divide(engine.counted, last, gpus[name])
+        if engine.reason or not charged_gpus[name]:
+            charged[name] = last
+        else:
+            charged[name] = engine.counted
+            shares[name] = _divide(engine.counted, last, charged_gpus[name])
 
     complete = []
     for node in nodes:
@@ -56,10 +58,16 @@ def _select_charged_pods(engines: Mapping[ContainerName, EngineState]) -> set[Po
     read: set[PodName] = set()
     failed: set[PodName] = set()
     for name, engine in engines.items():
+        # In other containers, no engine has answered yet.
         if engine.engine:
             pods = failed if engine.reason else read
-            pods.add(name[:2])
+            pods.add(_pod_of(name))
     return read - failed
+
+
+def _pod_of(container: ContainerName) -> PodName:
+    namespace, pod, _ = container
+    return namespace, pod
 
 
 def _divide(now: Tokens, last: Tokens, parts: int) -> list[Tokens]:
@@ -88,7 +96,7 @@ def _add_engine(
     if shares.get(name):
         # Each GPU of the container takes one of its shares.
         tokens = shares[name].pop()
-    elif name[:2] in pods:
+    elif _pod_of(name) in pods:
         tokens = Tokens()
     else:
         return part

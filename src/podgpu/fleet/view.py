@@ -18,7 +18,7 @@ from podgpu.charge import HeldTime, Waste
 from podgpu.decode import find_decoder
 from podgpu.errors import SourceError
 from podgpu.fleet.choose import Alert, describe_condition, is_gpu_source
-from podgpu.fleet.hold import find_rest
+from podgpu.fleet.hold import find_unheld
 from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import (
     EngineState,
@@ -301,7 +301,7 @@ def make_view(state: ClusterState) -> View:
         currency=prices.currency,
         prices=prices.source,
         paged=state.totals_only is not None,
-        found=state.found,
+        found=state.matching_nodes,
         at=state.taken_at if state.is_past else None,
         step_seconds=state.step_seconds,
         setup=_find_hints(state),
@@ -327,7 +327,7 @@ def total_of(state: ClusterState) -> Totals:
 
     gpus = 0
     broken = 0
-    refused = 0
+    unhealthy = 0
     unknown = 0.0
     watts = []
     unheld_costs = []
@@ -336,19 +336,23 @@ def total_of(state: ClusterState) -> Totals:
         held = node.held_by_device()
         for gpu in node.gpus:
             gpus += 1
-            broken += any(breaks_gpu(condition.name) for condition in gpu.conditions)
-            refused += any(each.name == KUBERNETES_UNHEALTHY for each in gpu.conditions)
-            rest = find_rest(node, gpu, held)
-            unknown += rest.unknown
-            unallocated = unallocated.plus(rest.unallocated)
-            unheld_costs.append(rest.unheld_cost)
+            names = [condition.name for condition in gpu.conditions]
+            if any(map(breaks_gpu, names)):
+                broken += 1
+            if KUBERNETES_UNHEALTHY in names:
+                unhealthy += 1
+
+            unheld = find_unheld(node, gpu, held)
+            unknown += unheld.unknown
+            unallocated = unallocated.plus(unheld.unallocated)
+            unheld_costs.append(unheld.unheld_cost)
             if gpu.power_mw is not None and not node.stale:
                 watts.append(gpu.power_mw / 1000)
 
     power = round(sum(watts), 1) if watts else None
     sums = sum_held(_held_parts(state), state.prices.currency)
     sums.waste = unallocated.plus(sums.waste or WasteRate())
-    totals = _make_totals(sums, gpus, broken, refused, power, round(unknown, 4))
+    totals = _make_totals(sums, gpus, broken, unhealthy, power, round(unknown, 4))
     costs = select_known(unheld_costs)
     totals.unheld_cost_per_hour = round(sum(costs), 4) if costs else None
     return totals
@@ -365,8 +369,8 @@ def _total_of_counts(state: ClusterState, counts: FleetCounts) -> Totals:
     sums = sum_held(_held_parts(state), currency)
     unallocated = _sum_unallocated(counts, state.prices)
     sums.waste = unallocated.plus(sums.waste or WasteRate())
-    refused = counts.kubernetes_unhealthy
-    return _make_totals(sums, counts.gpus, counts.broken, refused, counts.power_watts, unknown)
+    unhealthy = counts.kubernetes_unhealthy
+    return _make_totals(sums, counts.gpus, counts.broken, unhealthy, counts.power_watts, unknown)
 
 
 def _sum_unallocated(counts: FleetCounts, prices: Prices) -> WasteRate:
@@ -398,7 +402,7 @@ def _make_totals(
     sums: HeldSums,
     gpus: int,
     broken: int,
-    refused: int,
+    kubernetes_unhealthy: int,
     power_watts: float | None,
     unknown: float,
 ) -> Totals:
@@ -409,7 +413,7 @@ def _make_totals(
         free=round(max(0.0, gpus - held.allocated - unknown), 4),
         unheld_unknown=unknown,
         broken=broken,
-        kubernetes_unhealthy=refused,
+        kubernetes_unhealthy=kubernetes_unhealthy,
         power_watts=power_watts,
     )
 
@@ -425,17 +429,18 @@ def _held_parts(state: ClusterState) -> Iterator[HeldPart]:
         return
 
     for share in state.totals_only.held:
-        underused = share.underused
+        _, fraction = parent_and_fraction(share.model)
         used = HeldPart(
             DeviceState(model=share.model),
             None,
             Holder(share.namespace),
-            device_size=parent_and_fraction(share.model)[1] or 0.0,
+            device_size=fraction or 0.0,
             share=share.allocated - share.idle,
             use="used",
             price=_find_price(state.prices, share.model),
             cluster=share.cluster,
-            spent=HeldTime(1.0, underused=underused),
+            # In one second, so that the under-used time is a number of GPUs.
+            spent=HeldTime(1.0, underused=share.underused),
         )
         yield used
         yield replace(used, share=share.idle, use="idle")
@@ -451,6 +456,7 @@ def _make_namespaces(state: ClusterState) -> list[NamespaceView]:
     namespaces = []
     for (namespace, cluster), group in sorted(groups.items()):
         held = sum_held(group, state.prices.currency).rounded()
+        # If nothing is known, what is used is absent, not 0.
         is_unknown = bool(held.allocated) and held.unknown == held.allocated
         row = NamespaceView(
             namespace=namespace,
@@ -506,10 +512,8 @@ def _make_repair(gpu: DeviceState, node: NodeEntry, is_cluster: bool) -> Repair 
 
 
 def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEntry) -> GpuView:
-    uuid = gpu_id(gpu)
-    prices = node.prices
-    rest = find_rest(node, gpu, held)
-    waste = rest.unallocated
+    unheld = find_unheld(node, gpu, held)
+    waste = unheld.unallocated
     instances = []
     values: dict[str, Any] = {}
     for instance, fraction in divide_gpu(gpu):
@@ -517,7 +521,7 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEn
         for part in parts:
             waste = waste.plus(part.waste)
 
-        members = _device_fields(gpu, instance, parts, prices)
+        members = _device_fields(gpu, instance, parts, node.prices)
         if instance is None:
             values = members
             continue
@@ -533,6 +537,7 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEn
             )
         )
 
+    # A hidden GPU is shown only for its instances.
     if not gpu.hidden:
         values["power_watts"] = round_known(divide_known(gpu.power_mw, 1000), 1)
         values["temperature_celsius"] = gpu.temperature_celsius
@@ -540,12 +545,12 @@ def _make_gpu(gpu: DeviceState, held: Mapping[str, list[HeldPart]], node: NodeEn
 
     values["utilization_ratio"] = round_known(gpu_utilization(gpu))
     return GpuView(
-        uuid=uuid,
+        uuid=gpu_id(gpu),
         index=gpu.index,
         model=gpu.model,
         instances=instances,
         waste=waste.rounded(),
-        unheld_cost_per_hour=round_known(rest.unheld_cost),
+        unheld_cost_per_hour=round_known(unheld.unheld_cost),
         **values,
     )
 
@@ -732,10 +737,12 @@ def make_details(
         values[fields()[number].name] = value
 
     values |= gpu.fields or {}
-    source = next((status.name for status in state.sources if status.up is not None), "")
+    # The exporter lists the telemetry first, then the sources of holders.
+    read_sources = [status.name for status in state.sources if status.up is not None]
+    telemetry = read_sources[0] if read_sources else ""
 
     return GpuDetails(
-        fields=_make_fields(values, source, links_up),
+        fields=_make_fields(values, telemetry, links_up),
         xids=_make_xids(gpu),
         sources=_make_sources(state, gpu),
         method=gpu.known_usage.method,
@@ -749,19 +756,20 @@ def _make_xids(gpu: DeviceState) -> list[XidView]:
     for instance in gpu.instances:
         counts += instance.xids
 
-    counts.sort(key=lambda count: (-count.last_seen, count.xid))
+    counts.sort(key=lambda count: count.xid)
+    counts.sort(key=lambda count: count.last_seen, reverse=True)
     views = []
     for count in counts:
         spec = xid_spec(count.xid)
-        at = round(count.last_seen, 3)
+        newest_first = count.culprits[::-1]
         views.append(
             XidView(
                 xid=count.xid,
                 says=spec.text,
                 class_=spec.cause,
-                at=at,
+                at=round(count.last_seen, 3),
                 total=count.total,
-                culprits=count.culprits[::-1],
+                culprits=newest_first,
             )
         )
 

@@ -46,6 +46,7 @@ GPU_GROUP = "runai-gpu-group"
 # Static pods have two uids. This annotation contains the kubelet's uid, which cgroups and logs also
 # use.
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+_SAVINGS = "podgpu.io/savings"  # annotation; "false" if savings leave out the pod
 _HASH_LABEL = "pod-template-hash"
 # Kind of a pod's controller, label of the pod, and kind of the object that the label names.
 _OPERATOR_LABELS = (
@@ -268,6 +269,26 @@ def parse_owner(body: KubeObject) -> tuple[PodName, WorkloadOwner] | None:
     kind, name = _find_top_owner(controller["kind"], controller["name"], labels)
     pod = intern(metadata.get("namespace", "")), metadata["name"]
     return pod, WorkloadOwner(intern(kind), intern(name))
+
+
+class PodOwnership(NamedTuple):
+    owner: WorkloadOwner | None
+    is_kept: bool  # savings leave it out
+
+
+def parse_ownership(body: KubeObject) -> tuple[PodName, PodOwnership] | None:
+    """Returns None for a pod without an owner and without the annotation for savings."""
+    metadata = body["metadata"]
+    owned = parse_owner(body)
+    is_kept = read_map(metadata, "annotations").get(_SAVINGS) == "false"
+    if owned is None and not is_kept:
+        return None
+    if owned is None:
+        pod = intern(metadata.get("namespace", "")), metadata["name"]
+        return pod, PodOwnership(None, is_kept)
+
+    pod, owner = owned
+    return pod, PodOwnership(owner, is_kept)
 
 
 def _find_top_owner(kind: str, name: str, labels: Mapping[str, str]) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from sqlite3 import Connection
 from typing import NamedTuple
 
 from podgpu.charge import UsageAccount
-from podgpu.fleet.hold import find_rest
+from podgpu.fleet.hold import find_unheld
 from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import HeldPart, device_price, is_blind
 from podgpu.fleet.state import ClusterState
@@ -328,8 +328,8 @@ def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoo
         for model, gpus in models.items():
             free = 0
             for gpu in gpus:
-                rest = find_rest(node, gpu, held).unallocated
-                if (rest.gpus.unallocated or 0.0) >= 1:
+                unallocated = find_unheld(node, gpu, held).unallocated
+                if (unallocated.gpus.unallocated or 0.0) >= 1:
                     free += 1
 
             price = device_price(node.prices, gpus[0], instance=None, size=1.0)

@@ -65,12 +65,12 @@ def _record_gpu(
 
         # A device that the last round did not have has no time to charge yet. If the node is
         # silent, the holders are unknown.
-        if key in node.rest and not node.silent:
+        if key in node.unattributed_joules and not node.silent:
             price = device_price(node.prices, gpu, instance, size)
             held_seconds = sum(charged.amounts.allocated_seconds for charged in charges)
             is_used = is_used_unheld(gpu, held)
-            rest = charge_rest(node.seconds, size, held_seconds, price, is_used)
-            joules = _find_rest_joules(gpu, node.rest[key], rest)
+            rest = charge_rest(node.charged_seconds, size, held_seconds, price, is_used)
+            joules = _find_rest_joules(gpu, node.unattributed_joules[key], rest)
             rest = rest._replace(energy_joules=max(0.0, joules - users_joules))
             if any(rest):
                 currency = "" if price is None else state.prices.currency

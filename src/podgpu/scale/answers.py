@@ -75,7 +75,8 @@ def _compute_mean(
             known.append(last)
 
     rounds = math.ceil(window / snapshot.interval)
-    if last is None or 2 * len(known) < rounds - 1:
+    half_without_first = (rounds - 1) / 2
+    if last is None or len(known) < half_without_first:
         return None
     mean = math.fsum(known) / len(known)
     return MetricValue(mean, snapshot.ends_at, len(known) * snapshot.interval)
@@ -96,8 +97,11 @@ def _read_value(
         total = row[USED.column] + (total or 0.0)
         devices += row[USED_COUNT]
 
-    if total is None or not devices:
-        return total
+    if total is None:
+        return None
+    # No device is in use.
+    if not devices:
+        return 0.0
     return total / devices
 
 
@@ -175,11 +179,12 @@ def aggregate_values(aggregate: str, values: Sequence[float]) -> float:
 
     ordered = sorted(values)
     quantile = int(aggregate.removeprefix("p")) / 100
+    # Between two values, interpolates.
     place = quantile * (len(ordered) - 1)
-    rest = place - math.floor(place)
     below = ordered[math.floor(place)]
     above = ordered[math.ceil(place)]
-    return below + (above - below) * rest
+    fraction = place - math.floor(place)
+    return below + (above - below) * fraction
 
 
 def compute_pod_values(snapshot: MetricsSnapshot, request: MetricRequest) -> dict[str, MetricValue]:
@@ -279,9 +284,10 @@ def _explain_missing(
             "Use time slices or MIG, or scale by another metric"
         )
 
+    # The row of a scope may have no value although all pods are reported.
     silent = missing
-    if request.metric is USED and request.pods.is_scope:
-        silent = missing or selected
+    if not missing and request.metric is USED and request.pods.is_scope:
+        silent = selected
     if silent:
         return _explain_silent(subject, request.metric, silent)
     return no_data(f"{subject}: its pods have just started and have no values yet: retry later")

@@ -104,7 +104,6 @@ class ExternalScaler:
                 message = answer(request)
             except Refusal as error:
                 code = _STATUS[error.status]
-
                 self.calls[f"keda {method}", code.name] += 1
                 await context.abort(code, str(error))
             else:
@@ -132,28 +131,28 @@ class ExternalScaler:
         return parse_trigger(scaled.namespace, dict(scaled.scalerMetadata), self._store.max_window)
 
     def _is_active(self, scaled: Any) -> Any:
-        query, _ = self._parse_trigger(scaled)
-        return pb.IsActiveResponse(result=is_active(self._store.snapshot(), query))
+        request, _ = self._parse_trigger(scaled)
+        return pb.IsActiveResponse(result=is_active(self._store.snapshot(), request))
 
     def _get_metric_spec(self, scaled: Any) -> Any:
         """Returns the metric's name and target.
 
         Needs no samples, because KEDA may call this before samples exist.
         """
-        query, target = self._parse_trigger(scaled)
+        request, target = self._parse_trigger(scaled)
         spec = pb.MetricSpec(
-            metricName=query.metric.name, targetSize=_round_up(target), targetSizeFloat=target
+            metricName=request.metric.name, targetSize=_round_up(target), targetSizeFloat=target
         )
         return pb.GetMetricSpecResponse(metricSpecs=[spec])
 
-    def _get_metrics(self, request: Any) -> Any:
-        query, _ = self._parse_trigger(request.scaledObjectRef)
-        answer = compute_value(self._store.snapshot(), query)
+    def _get_metrics(self, message: Any) -> Any:
+        request, _ = self._parse_trigger(message.scaledObjectRef)
+        value = compute_value(self._store.snapshot(), request).value
         # KEDA before 2.17 uses only the integer. Later versions use the float if it is above 0.
         metric = pb.MetricValue(
-            metricName=query.metric.name,
-            metricValue=_round_up(answer.value),
-            metricValueFloat=answer.value,
+            metricName=request.metric.name,
+            metricValue=_round_up(value),
+            metricValueFloat=value,
         )
         return pb.GetMetricsResponse(metricValues=[metric])
 

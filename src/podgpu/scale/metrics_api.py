@@ -177,6 +177,7 @@ class MetricsApi:
         except web.HTTPException as error:
             response = _respond_status(error.status, f"{error.reason}: see /apis")
 
+        # Discovery has no path of a metric, and is not counted.
         if "path" in request.match_info:
             self.calls[API_GROUP, str(response.status)] += 1
         return response
@@ -317,6 +318,7 @@ def issue(
     """
     now = now or datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
+    # The end of a pod's name tells replicas apart.
     common_name = f"podgpu autoscale {replica[-_MAX_NAME:]}"
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     builder = x509.CertificateBuilder(
@@ -399,6 +401,7 @@ class CaBundleUpdater:
                 _log.warning(
                     "cannot add podgpu's certificate to the APIService %s: %s", name, error
                 )
+            # Nothing is left to do for these.
             return error.reason in ("not_found", "foreign")
         self._faults.recover(name)
         return True

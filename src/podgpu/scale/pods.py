@@ -112,7 +112,8 @@ class PodWatcher:
         Not thread-safe.
         """
         # Waits for the first list unless reading fails.
-        self.informer.wait_synced(0.0 if self.informer.error else 5.0)
+        if self.informer.error is None:
+            self.informer.wait_synced(5.0)
 
         error = self.informer.error
         if not self.informer.synced:

@@ -48,7 +48,10 @@ def quote(text: str) -> str:
 # Label selectors, such as `a=b,c in (d,e),!f`
 
 _REQUIREMENT = re.compile(
-    r"(!?)\s*([\w./-]+)(?:\s*(==|=|!=)\s*([\w.-]*)|\s+(in|notin)\s*\(([\w.,\s-]*)\))?", re.ASCII
+    r"(?P<negation>!?)\s*(?P<key>[\w./-]+)"
+    r"(?:\s*(?P<operator>==|=|!=)\s*(?P<value>[\w.-]*)"
+    r"|\s+(?P<membership>in|notin)\s*\((?P<members>[\w.,\s-]*)\))?",
+    re.ASCII,
 )
 _COMMA = re.compile(r",(?![^(]*\))")  # a comma outside parentheses
 
@@ -79,7 +82,9 @@ def parse_selector(text: str) -> Selector:
 
 def _parse_requirement(part: str, whole: str) -> LabelRequirement:
     match = _REQUIREMENT.fullmatch(part)
-    if match is None or (match[1] and (match[3] or match[5])):
+    # `!key` has no values.
+    has_values = match is not None and (match["operator"] or match["membership"])
+    if match is None or (match["negation"] and has_values):
         raise bad_request(
             f"cannot parse {quote(part)} in the label selector {quote(whole)}: "
             "write key=value, key!=value, key in (a,b), key notin (a,b), key or !key, "
@@ -174,7 +179,8 @@ def _make_request(
 
     window = _parse_seconds(values, "window", DEFAULT_WINDOW, max_window)
     idle_for = _parse_seconds(values, "idleFor", DEFAULT_IDLE, _MAX_IDLE)
-    return MetricRequest(metric, pods, window, aggregate, missing == "leave-out", idle_for)
+    skip_missing = missing == "leave-out"
+    return MetricRequest(metric, pods, window, aggregate, skip_missing, idle_for)
 
 
 def find_metric(name: str) -> ScalingMetric:
@@ -190,7 +196,8 @@ def _parse_seconds(values: Mapping[str, str], key: str, default: float, longest:
         return default
 
     text = values[key]
-    seconds = parse_duration(f"{text}s" if text.isdecimal() else text) or 0.0
+    duration = f"{text}s" if text.isdecimal() else text
+    seconds = parse_duration(duration) or 0.0
     if not 1 <= seconds <= longest:
         raise bad_request(
             f"{key} {quote(text)}: must be a duration such as 90s or 5m, at most {longest:g}s"

@@ -61,7 +61,7 @@ class RoundSamples(NamedTuple):
 
 
 def sample_round(state: ClusterState, pods: RunningPods, at: float) -> RoundSamples:
-    samples = RoundSamples(at, _sample_scopes(state), {}, set())
+    samples = RoundSamples(at, _sample_scopes(state), ignored={}, mps=set())
     node_names = {pod.node for pod in pods.by_key.values()}
     has_node_names = any(node.name in node_names for node in state.nodes)
 
@@ -110,8 +110,9 @@ def _find_devices(state: ClusterState) -> dict[SampleKey, dict[str, list[_PodDev
             by_pod = group_by(parts, lambda part: part.holder.pod_name)
             is_alone = len(by_pod) == 1
             for pod, own in by_pod.items():
+                _, name = pod
                 # Jobs and reservations have no pod name.
-                if pod[1]:
+                if name:
                     by_node = devices.setdefault(pod, {})
                     by_node.setdefault(node.name, []).append(_PodDevice(own, is_alone))
     return devices
@@ -123,21 +124,21 @@ def _find_node(pod: PodSeen | None, reporting: Collection[str], has_node_names: 
     This is the pod's node in Kubernetes, if this node reports the pod. If no exporter uses the node
     names of Kubernetes, it is the only reporting node.
     """
-    if pod is not None:
-        if pod.node in reporting:
-            return pod.node
-        if has_node_names:
-            return None
+    if pod is not None and pod.node in reporting:
+        return pod.node
+    if pod is not None and has_node_names:
+        return None
     if len(reporting) != 1:
         return None
-    return next(iter(reporting))
+    (only,) = reporting
+    return only
 
 
 def _measure(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int, float | None]:
     """Returns a pod's values by column."""
     values = _measure_ratios(devices)
     values[MEMORY.column] = _measure_memory(devices)
-    values[POWER.column] = sum_all(map(_PodDevice.read_watts, devices))
+    values[POWER.column] = sum_all(device.read_watts() for device in devices)
     values[IDLE] = _measure_idle(devices)
     values |= _measure_used(devices, settings)
     return values
@@ -145,7 +146,7 @@ def _measure(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict[int,
 
 def _measure_ratios(devices: Sequence[_PodDevice]) -> dict[int, float | None]:
     """Returns the means over the devices, in per cent, of the ratios that all devices have."""
-    ratios = list(map(_PodDevice.read_ratios, devices))
+    ratios = [device.read_ratios() for device in devices]
     means: dict[int, float | None] = {}
     for column in ratios[0]:
         total = sum_all(each.get(column) for each in ratios)
@@ -156,7 +157,8 @@ def _measure_ratios(devices: Sequence[_PodDevice]) -> dict[int, float | None]:
 
 def _measure_memory(devices: Sequence[_PodDevice]) -> float | None:
     """Returns the used part of the memory, in per cent."""
-    used = sum_all(map(_PodDevice.read_memory, devices))
+    used = sum_all(device.read_memory() for device in devices)
+    # A total of 0 is unknown.
     total = sum_all(device.device.memory_total_bytes or None for device in devices)
     if used is None or total is None:
         return None
@@ -209,21 +211,18 @@ class _PodDevice(NamedTuple):
     def read_ratios(self) -> dict[int, float]:
         """Returns the known ratios by column. A pod's value is the mean over its devices."""
         utilization = sum_all(usage.utilization_ratio for usage in self._usages)
-        waiting = self._sum_rates("waited", _MAX_BUSY)
-        profiled: dict[int, float | None] = {}
+        ratios: dict[int, float | None] = {BUSY.column: self._sum_rates("busy", _MAX_BUSY)}
         if self.is_alone:
             if utilization is None:
                 utilization = self.device.utilization_ratio
-            waiting = 0.0
+            # A pod that is alone on a device does not wait.
+            ratios[WAIT.column] = 0.0
             for metric in PROFILING_METRICS:
-                profiled[metric.column] = read_field(self.device, metric.field)
+                ratios[metric.column] = read_field(self.device, metric.field)
+        else:
+            ratios[WAIT.column] = self._sum_rates("waited", _MAX_BUSY)
 
-        ratios = {
-            UTILIZATION.column: utilization,
-            BUSY.column: self._sum_rates("busy", _MAX_BUSY),
-            WAIT.column: waiting,
-            **profiled,
-        }
+        ratios[UTILIZATION.column] = utilization
         return {column: min(1.0, ratio) for column, ratio in ratios.items() if ratio is not None}
 
     def read_memory(self) -> float | None:
@@ -331,13 +330,13 @@ class SampleStore:
                 stale_nodes[node.name] = node.age_seconds or 0.0
         notes = texts_of(state.notes) + state.failures
         self._snapshot = MetricsSnapshot(
-            self._rounds,
-            state.taken_at or 0.0,
-            self.settings.interval,
-            self._held,
-            pods,
-            stale_nodes,
-            tuple(dict.fromkeys(notes)),
+            rounds=self._rounds,
+            ends_at=state.taken_at or 0.0,
+            interval=self.settings.interval,
+            held=self._held,
+            pods=pods,
+            stale_nodes=stale_nodes,
+            notes=tuple(dict.fromkeys(notes)),
         )
 
     def _warn_about_ignored(self, samples: RoundSamples, pods: RunningPods) -> None:

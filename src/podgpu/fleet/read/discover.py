@@ -10,8 +10,9 @@ from typing import Generic, NamedTuple, TypeVar
 from podgpu.errors import Note, UsageError, few_of
 from podgpu.http_client import url_host
 from podgpu.kube.config import ApiConfig
-from podgpu.kube.objects import KubeObject
+from podgpu.kube.objects import PODS_PATH, KubeObject, PodOwnership, parse_ownership
 from podgpu.kube.reflector import Informer, ReflectorSettings
+from podgpu.model import PodName, WorkloadOwner
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -60,6 +61,11 @@ SERVICE_LABEL = "kubernetes.io/service-name"
 METRICS_PORT = "metrics"
 
 
+class ExporterEndpoint(NamedTuple):
+    pod_uid: str  # may be empty
+    url: str
+
+
 class EndpointSliceRecord(NamedTuple):
     """The endpoints of a Service.
 
@@ -67,7 +73,7 @@ class EndpointSliceRecord(NamedTuple):
     """
 
     service: tuple[str, str]  # namespace and name
-    urls: tuple[tuple[str, str], ...] = ()  # the pod's uid (may be empty) and the URL
+    endpoints: tuple[ExporterEndpoint, ...] = ()
     problem: str = ""  # message if the Service has no port for metrics
 
 
@@ -101,14 +107,14 @@ def parse_endpoint_slice(body: KubeObject, https: bool = False) -> EndpointSlice
     names = f"{chosen.get('appProtocol')} {chosen.get('name')}"
     is_https = https or "https" in names.lower()
     scheme = "https" if is_https else "http"
-    urls = []
+    exporters = []
     for endpoint in endpoints:
         pod_uid = (endpoint.get("targetRef") or {}).get("uid", "")
         host = url_host(endpoint["addresses"][0])
         url = f"{scheme}://{host}:{chosen['port']}/metrics"
-        urls.append((pod_uid, url))
+        exporters.append(ExporterEndpoint(pod_uid, url))
 
-    return EndpointSliceRecord(service, tuple(urls))
+    return EndpointSliceRecord(service, tuple(exporters))
 
 
 def _explain_ports(service: tuple[str, str], ports: Iterable[KubeObject]) -> str:
@@ -138,17 +144,18 @@ def merge_urls(slices: Iterable[EndpointSliceRecord]) -> tuple[str, ...]:
 
     If a pod has an IPv4 and an IPv6 address, uses the IPv4 address.
     """
-    every: list[tuple[str, str]] = []
+    endpoints: list[ExporterEndpoint] = []
     for record in slices:
-        every += record.urls
+        endpoints += record.endpoints
 
     # URLs with an IPv6 address come last.
-    every.sort(key=lambda entry: ("[" in entry[1], entry[1]))
+    endpoints.sort(key=lambda endpoint: ("[" in endpoint.url, endpoint.url))
     urls: dict[str, str] = {}
-    for uid, url in every:
-        pod = uid or url
-        urls.setdefault(pod, url)
+    for endpoint in endpoints:
+        pod = endpoint.pod_uid or endpoint.url
+        urls.setdefault(pod, endpoint.url)
 
+    # An endpoint without a uid may repeat the URL of a pod.
     return tuple(dict.fromkeys(urls.values()))
 
 
@@ -200,7 +207,7 @@ class KubernetesTargets:
         return self._labelled.wait_synced(timeout)
 
     def urls(self) -> Sequence[str]:
-        return merge_urls(self._find_slices())
+        return merge_urls(self._update_slices())
 
     def _watch_unlabelled(self, names: tuple[str, ...]) -> None:
         """Watches the slices of these services instead of the former ones."""
@@ -211,7 +218,8 @@ class KubernetesTargets:
             self._unlabelled = self._watch_slices(f"{SERVICE_LABEL} in ({','.join(names)})")
         self._unlabelled_names = names
 
-    def _find_slices(self) -> tuple[EndpointSliceRecord, ...]:
+    def _update_slices(self) -> tuple[EndpointSliceRecord, ...]:
+        """Returns the slices. If a Service has none with its labels, watches its other slices."""
         labelled = self._labelled.items()
         if not self._labelled.synced or not self._services.synced:
             return labelled
@@ -228,7 +236,7 @@ class KubernetesTargets:
         return (*labelled, *others)
 
     def notes(self) -> Sequence[Note]:
-        slices = self._find_slices()
+        slices = self._update_slices()
         problems = []
         for record in slices:
             if record.problem:
@@ -298,3 +306,25 @@ class ApiMap(Generic[K, V]):
     def close(self) -> None:
         if self._objects is not None:
             self._objects.close()
+
+
+class OwnerWatch:
+    """Watches the metadata of pods: their owners, and which of them savings leave out."""
+
+    def __init__(self, config: ApiConfig, settings: ReflectorSettings | None = None) -> None:
+        self._pods: ApiMap[PodName, PodOwnership] = ApiMap(
+            config, PODS_PATH, parse_ownership, "owners of pods", settings
+        )
+        self.notes = self._pods.notes
+        self.close = self._pods.close
+
+    def read(self) -> dict[PodName, WorkloadOwner]:
+        owners = {}
+        for pod, ownership in self._pods.read().items():
+            if ownership.owner is not None:
+                owners[pod] = ownership.owner
+        return owners
+
+    def read_kept(self) -> frozenset[PodName]:
+        pods = self._pods.read().items()
+        return frozenset(pod for pod, ownership in pods if ownership.is_kept)

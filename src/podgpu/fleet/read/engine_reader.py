@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,7 +47,14 @@ _log = logging.getLogger(__name__)
 
 
 _Buckets = Mapping[float, float]  # of the histogram of the time to the first token
-_History = deque[tuple[float, _Buckets]]  # with the time of the reading
+
+
+class _FirstTokens(NamedTuple):
+    read_at: float
+    buckets: _Buckets
+
+
+_History = deque[_FirstTokens]
 
 
 class Place(NamedTuple):
@@ -72,7 +79,7 @@ class _Watched:
     failures: int = 0
     retry_at: float = 0.0
     probe: asyncio.Task[None] | None = None
-    buckets: _History = field(default_factory=deque)
+    history: _History = field(default_factory=deque)
 
 
 def list_places(endpoint: PodEndpoint, container: str, is_first: bool) -> list[Place]:
@@ -97,6 +104,7 @@ def list_places(endpoint: PodEndpoint, container: str, is_first: bool) -> list[P
 
     places = []
     annotated = endpoint.metrics_port
+    # The annotation may name a port that no container declares.
     is_own = annotated in numbers or (is_first and annotated not in others)
     if annotated and is_own:
         path = endpoint.metrics_path or "/metrics"
@@ -107,6 +115,7 @@ def list_places(endpoint: PodEndpoint, container: str, is_first: bool) -> list[P
         for path in paths:
             places.append(Place(endpoint.ip, number, path))
 
+    # The annotation may name one of the other places.
     return list(dict.fromkeys(places))
 
 
@@ -168,39 +177,52 @@ class EngineReader:
     async def _look_for(
         self, session: aiohttp.ClientSession, watched: _Watched, places: list[Place]
     ) -> None:
-        error = SourceError("no_port", "the pod has no port for metrics")
-        silent: set[int] = set()  # ports
+        errors = [SourceError("no_port", "the pod has no port for metrics")]
         try:
             async with self._probes, asyncio.timeout(_PROBE_TIMEOUTS * self._timeout):
-                for place in places:
-                    if place.port in silent:
-                        continue
-
-                    try:
-                        client = HttpClient(
-                            place.url, _ACCESS, timeout=self._timeout, max_bytes=_MAX_BYTES
-                        )
-                        reading = await _fetch(client, session)
-                    except UsageError:
-                        continue  # the address or the annotation is invalid
-                    except SourceError as failed:
-                        error = _choose(error, failed)
-                        if failed.reason in _SILENT:
-                            silent.add(place.port)
-                        continue
-
-                    watched.place = place
-                    watched.client = client
-                    watched.failures = 0
-                    self._add(watched, reading)
+                if await self._try_places(session, watched, places, errors):
                     return
         except TimeoutError:
-            error = _choose(error, SourceError("timeout", "no answer in time"))
+            errors.append(SourceError("timeout", "no answer in time"))
         finally:
             watched.probe = None
 
+        # The error of an answer says more than silence.
+        error = max(errors, key=lambda error: _weigh(error.reason))
         message = f"no LLM engine answers, next attempt in 5 minutes: {error} ({_HINT})"
         watched.state = _make_failed(watched.state, error.reason, message)
+
+    async def _try_places(
+        self,
+        session: aiohttp.ClientSession,
+        watched: _Watched,
+        places: Iterable[Place],
+        errors: list[SourceError],
+    ) -> bool:
+        """Stores the first answer, and returns whether there is one. Adds errors to `errors`."""
+        silent_ports: set[int] = set()
+        for place in places:
+            if place.port in silent_ports:
+                continue
+
+            try:
+                client = HttpClient(place.url, _ACCESS, timeout=self._timeout, max_bytes=_MAX_BYTES)
+                reading = await _fetch(client, session)
+            except UsageError:
+                continue  # the address or the annotation is invalid
+            except SourceError as error:
+                errors.append(error)
+                if error.reason in _SILENT:
+                    silent_ports.add(place.port)
+                continue
+
+            watched.place = place
+            watched.client = client
+            watched.failures = 0
+            self._add(watched, reading)
+            return True
+
+        return False
 
     async def _read_again(self, session: aiohttp.ClientSession, watched: _Watched) -> None:
         assert watched.client is not None
@@ -226,22 +248,22 @@ class EngineReader:
         reason = ""
         message = ""
         last = watched.last
+        watched.last = reading
         seconds = now - watched.read_at
+        watched.read_at = now
         if last is not None and last.engine == reading.engine and seconds > 0:
+            watched.last = reading.keep(last)
             increase = reading.since(last)
-            if sum(increase) > _MAX_RATE * seconds:
+            tokens = sum(increase)
+            if tokens > _MAX_RATE * seconds:
                 reason = "impossible"
-                message = f"its counters rose by {sum(increase):,.0f} tokens in {seconds:.0f} s"
+                message = f"its counters rose by {tokens:,.0f} tokens in {seconds:.0f} s"
             else:
                 counted = counted.plus(increase)
                 per_second = Tokens(increase.prompt / seconds, increase.generated / seconds)
 
-        watched.last = reading
-        if last is not None and last.engine == reading.engine:
-            watched.last = reading.keep(last)
-        watched.read_at = now
         first_token, first_token_before = _find_first_tokens(
-            watched.buckets, now, reading.first_token
+            watched.history, now, reading.first_token
         )
         watched.state = EngineState(
             engine=reading.engine,
@@ -279,11 +301,6 @@ async def _fetch(client: HttpClient, session: aiohttp.ClientSession) -> EngineRe
         raise SourceError("bug", f"unexpected error ({type(error).__name__})") from error
 
 
-def _choose(one: SourceError, other: SourceError) -> SourceError:
-    """Returns the error that says more: that of an answer is better than silence."""
-    return max(one, other, key=lambda error: _weigh(error.reason))
-
-
 def _weigh(reason: str) -> int:
     if reason == "no_port":
         return 0
@@ -318,29 +335,29 @@ def _find_first_tokens(
     """Returns the 95th percentile of the time to the first token in the last 5 minutes, and in the
     half hour before.
     """
-    if history:
-        _, last = history[-1]
-        if not _is_later(last, buckets):
-            history.clear()  # the engine has restarted
+    # After a restart of the engine, its counters cannot be compared.
+    if history and not _is_later(history[-1].buckets, buckets):
+        history.clear()
 
-    if len(history) > 1:
-        seconds = history[-1][0] - history[-2][0]
-        if seconds < _KEPT_EVERY:
-            history.pop()
-    history.append((now, buckets))
+    # Keeps one reading per minute, and the last one.
+    if len(history) > 1 and history[-1].read_at - history[-2].read_at < _KEPT_EVERY:
+        history.pop()
+    history.append(_FirstTokens(now, buckets))
 
+    # The oldest reading is the last one before the half hour.
     start = now - _QUANTILE_SECONDS
     oldest = start - _BEFORE_SECONDS
-    while len(history) > 2 and history[1][0] <= oldest:
+    while len(history) > 2 and history[1].read_at <= oldest:
         history.popleft()
 
-    middle = history[0][1]
-    for at, counted in history:
-        if at <= start:
-            middle = counted
+    first = history[0].buckets
+    middle = first
+    for earlier in history:
+        if earlier.read_at <= start:
+            middle = earlier.buckets
 
     recent = _find_quantile_between(middle, buckets)
-    return recent, _find_quantile_between(history[0][1], middle)
+    return recent, _find_quantile_between(first, middle)
 
 
 def _find_quantile_between(before: _Buckets, after: _Buckets) -> float | None:

@@ -86,19 +86,19 @@ _VALID = {
 
 def parse_gpu_query(query: Mapping[str, str]) -> GpuQuery | None:
     """Returns None if no parameter is given. Raises UsageError."""
-    given = {name: query[name] for name in GpuQuery.__struct_fields__ if query.get(name)}
-    if not given:
+    parameters = {name: query[name] for name in GpuQuery.__struct_fields__ if query.get(name)}
+    if not parameters:
         return None
 
     # Each is checked alone, because msgspec's error does not name the parameter.
-    for name, text in given.items():
+    for name, text in parameters.items():
         try:
             msgspec.convert({name: text}, GpuQuery, strict=False)
         except msgspec.ValidationError as error:
             message = f"{name}={text[:60]!a}: {_VALID[name]}"
             raise UsageError(message, parameter=name) from error
 
-    return msgspec.convert(given, GpuQuery, strict=False)
+    return msgspec.convert(parameters, GpuQuery, strict=False)
 
 
 @dataclass(eq=False)
@@ -127,8 +127,10 @@ class PrometheusSelection:
             self._results[query] = asyncio.create_task(self._read(query, state))
 
         try:
+            # The others that wait for it still need it if this request is cancelled.
             return await asyncio.shield(self._results[query])
         except SourceError:
+            # The next request tries again.
             self._results.pop(query, None)
             raise
 
@@ -141,24 +143,32 @@ class PrometheusSelection:
             matcher = one_of("UUID", [gpu.uuid for gpu in chunk])
             targets = [(gpu.cluster, gpu.instance) for gpu in chunk]
             async with limit:
-                return await self._read_targets(state, targets, None, matcher)
+                return await self._read_targets(state, targets, at=None, matcher=matcher)
 
         ordered = sorted(gpus)
-        chunks = []
+        reads = []
         for first in range(0, len(ordered), _GPUS_PER_QUERY):
-            chunks.append(read(ordered[first : first + _GPUS_PER_QUERY]))
+            reads.append(read(ordered[first : first + _GPUS_PER_QUERY]))
 
-        reading = ClusterReading()
         nodes: dict[tuple[str, str], NodeReading] = {}
-        for reading in await asyncio.gather(*chunks):
+        idle_for: dict[str, float] = {}
+        for reading in await asyncio.gather(*reads):
+            idle_for |= reading.idle_for
             for node in reading.nodes:
                 _add_devices(nodes, node)
 
-        return self._build(state, replace(reading, nodes=tuple(nodes.values())), None)
+        merged = ClusterReading(
+            tuple(nodes.values()),
+            owners=state.owners,
+            kept_pods=state.kept_pods,
+            idle_for=idle_for,
+        )
+        return self._build(state, merged, at=None)
 
     async def _read(self, query: GpuQuery, state: ClusterState) -> PublishedState:
         if query.at is not None:
             state = await self._collect(state, (), query.at)
+            # If it has only totals, one page of the nodes is read below.
             if state.totals_only is None:
                 if not state.nodes:
                     raise UsageError(f"Prometheus has no GPU metrics at {utc_text(query.at)}")
@@ -166,17 +176,19 @@ class PrometheusSelection:
 
         server = replace(self._server, timeout=_TIMEOUT)
         async with aclosing(PrometheusClient(server)) as client:
-            found = await _find_targets(client, self._server, query)
+            matching = await _find_targets(client, self._server, query)
 
         last = query.page * PAGE_SIZE
-        targets = found[last - PAGE_SIZE : last]
+        targets = matching[last - PAGE_SIZE : last]
         if not targets:
-            return PublishedState(replace(state, found=len(found)))
+            return PublishedState(replace(state, matching_nodes=len(matching)))
 
         selected = await self._collect(state, targets, query.at)
-        return PublishedState(
-            replace(selected, totals_only=state.totals_only, found=len(found), used={})
+        # The means of a page are not those of the cluster.
+        page = replace(
+            selected, totals_only=state.totals_only, matching_nodes=len(matching), used={}
         )
+        return PublishedState(page)
 
     async def _collect(
         self, state: ClusterState, targets: Sequence[tuple[str, str]], at: float | None
@@ -185,26 +197,28 @@ class PrometheusSelection:
 
         Without targets, reads all of them, or totals if there are too many.
         """
-        return self._build(state, await self._read_targets(state, targets, at), at)
+        reading = await self._read_targets(state, targets, at)
+        return self._build(state, reading, at)
 
     def _build(
         self, state: ClusterState, reading: ClusterReading, at: float | None
     ) -> ClusterState:
         clock = self._cluster.clock
         wall = clock.wall() if at is None else at
+        # Notes and alerts say what to do now.
+        notes = state.notes if at is None else ()
+        prices, _ = self._prices()
         built = build_cluster_state(
             reading,
             None,
             self._cluster.settings,
             clock.monotonic(),
             wall,
-            prices=self._prices()[0].at(wall),
-            notes=state.notes if at is None else (),
+            prices=prices.at(wall),
+            notes=notes,
         )
         if at is None:
             return built
-
-        # Alerts say what to do now.
         return replace(built, is_past=True, alerts=())
 
     async def _read_targets(
@@ -275,6 +289,7 @@ async def _find_targets(
     labels = [server.cluster_label, *server.node_labels, "instance"]
     if query.sort:
         gpus = _write_values(query.sort, by(*gpu_labels), where)
+        # The values have no labels of nodes.
         labels = [server.cluster_label, "instance"]
     elif query.state == "broken":
         gpus = select(_CONDITIONS, BROKEN, *where)
@@ -304,7 +319,8 @@ def _write_conditions(
     """Returns PromQL to append to a query for GPUs. It keeps only the GPUs that match."""
     namespace_labels = [namespace for namespace, *_ in POD_LABEL_VARIANTS]
     pod_labels = [pod for _, pod, *_ in POD_LABEL_VARIANTS]
-    names = (  # parameter, series and labels in which to search for it
+    # Each parameter, with the series and the labels in which to search for it.
+    names = (
         (node, _GPUS, server.node_labels),
         (query.gpu, _GPUS, UUID_LABELS),
         (query.model, _GPUS, MODEL_LABELS),
@@ -367,8 +383,11 @@ def _write_state(state: str, where: Sequence[str], on_gpu: str) -> str:
 def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
     """Returns a query for the values by which nodes are sorted."""
 
+    def select_matching(names: Sequence[str]) -> str:
+        return select(names, *where)
+
     def write_field(field: str) -> str:
-        return f"({field_query(field, labels, lambda names: select(names, *where))})"
+        return f"({field_query(field, labels, select_matching)})"
 
     if sort == "broken":
         return f"count {labels} ({select(_CONDITIONS, BROKEN, *where)})"

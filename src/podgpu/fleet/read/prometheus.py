@@ -63,6 +63,7 @@ MAX_ANSWER_BYTES = 32 * 1024 * 1024  # twice the response for 8,000 GPUs
 MAX_NOTES = 5
 _CONCURRENCY = 5  # a quarter of the 20 queries that Prometheus runs at a time by default
 _MAX_TEXT = 300
+_MAX_INSTANCES = 3  # whose errors are notes
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 BROKEN = f'condition!~"{"|".join(harmless_conditions())}"'
 RULE_LABELS = (
@@ -98,6 +99,7 @@ class PrometheusServer:
     reads_tokens: bool = True  # the counters of LLM engines
 
     def __post_init__(self) -> None:
+        # Without a name, reports the empty text as invalid.
         _check_labels("--node-label", self.node_labels or ("",))
         _check_labels("--cluster-label", (self.cluster_label,))
 
@@ -203,12 +205,12 @@ class PrometheusClient:
 
     async def _read(self, path: str, query: str, form: Mapping[str, str]) -> list[_Element]:
         """Sends the query by POST, because it may be too long for a URL. Raises SourceError."""
-        form = {"query": query, **self._options, **form}
+        full_form = {"query": query, **self._options, **form}
         async with self._semaphore:
             if self._session is None:
                 self._session = open_session()
             response = await self._http.send(
-                self._session, "POST", path, form=form, accept="application/json"
+                self._session, "POST", path, form=full_form, accept="application/json"
             )
 
         answer, result = self._decode(response)
@@ -233,6 +235,7 @@ class PrometheusClient:
             )
             raise SourceError("malformed", text) from error
 
+        # For 401 and 403, our error says which credentials are wrong.
         is_unexplained = status != 200 and not answer.error
         if is_unexplained or status in (401, 403):
             raise self._http.status_error(response)
@@ -274,6 +277,7 @@ class PrometheusCollector:
     settings: ViewSettings
     # returns owners of pods that kube-state-metrics does not report
     owners: Callable[[], Owners] = dict
+    kept_pods: Callable[[], frozenset[PodName]] = frozenset  # that savings leave out
     label_names: Callable[[], Sequence[str]] = list  # returns the names of the node labels to read
     clock: Clock = field(default_factory=Clock)
     targets: str = ""  # matcher that selects the exporters
@@ -287,6 +291,9 @@ class PrometheusCollector:
         self._client = PrometheusClient(self.server)
         self._owners: dict[str, PodOwners] = {}  # by cluster
         self._errors: Counter[tuple[str, str]] = Counter()
+        self._failures: list[
+            tuple[str, SourceError]
+        ] = []  # of this round: name of the query, error
         self._reading = ClusterReading()
 
     async def fetch(self, target: str, path: str) -> bytes:
@@ -300,7 +307,7 @@ class PrometheusCollector:
     async def run_round(self) -> ClusterReading:
         started = self.clock.monotonic()
         self._client.notes.clear()
-        self._failures: list[tuple[str, SourceError]] = []  # name of the query, error
+        self._failures = []
         try:
             reading = await self._read_all()
         except SourceError as error:
@@ -330,7 +337,13 @@ class PrometheusCollector:
             counts = await self._count_all(now)
             if counts.gpus > self.settings.max_gpus:
                 notes = (*self._list_warnings(), Note("totals only", _describe_counts(counts)))
-                return replace(self._reading, nodes=(), totals_only=counts, notes=notes)
+                return replace(
+                    self._reading,
+                    nodes=(),
+                    kept_pods=self.kept_pods(),
+                    totals_only=counts,
+                    notes=notes,
+                )
 
         ask = partial(self._ask, now)
         targets, errors = await self._read_targets(ask)
@@ -359,6 +372,7 @@ class PrometheusCollector:
             self._reading,
             nodes=tuple(nodes),
             owners=others,
+            kept_pods=self.kept_pods(),
             idle_for=await self._read_idle_times(ask),
             totals_only=None,
             notes=tuple(self._describe_problems(targets, errors)),
@@ -423,7 +437,7 @@ class PrometheusCollector:
         self, targets: Iterable[TargetState], errors: Mapping[str, str]
     ) -> Iterator[Note]:
         yield from self._list_warnings()
-        for instance, why in sorted(errors.items())[:3]:
+        for instance, why in sorted(errors.items())[:_MAX_INSTANCES]:
             yield Note(f"instance {instance}", f"{instance}: {why}")
 
         if self._failures:
@@ -454,8 +468,8 @@ class PrometheusCollector:
             broken = select(conditions, BROKEN, self._match)
             means["broken_seconds"] = await self._count_gpus(broken, now)
 
-        refused = select(conditions, f"condition={quote(KUBERNETES_UNHEALTHY)}", self._match)
-        means[KUBERNETES_UNHEALTHY] = await self._count_gpus(refused, now)
+        unhealthy = select(conditions, f"condition={quote(KUBERNETES_UNHEALTHY)}", self._match)
+        means[KUBERNETES_UNHEALTHY] = await self._count_gpus(unhealthy, now)
 
         totals = {kind: math.fsum(amounts.values()) for kind, amounts in means.items()}
         power = totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0)
@@ -465,11 +479,13 @@ class PrometheusCollector:
         models: dict[tuple[str, str], float] = {}
         if has_rule:
             for (cluster, _, model), number in means["gpu_seconds"].items():
-                models[cluster if has_clusters else "", model] = number
+                shown_cluster = cluster if has_clusters else ""
+                models[shown_cluster, model] = number
 
         return FleetCounts(
             gpus=round(totals["gpu_seconds"]),
             broken=round(totals.get("broken_seconds", 0.0)),
+            # GPUs need power, so 0 means that it is unknown.
             power_watts=round(power, 1) or None,
             held=_list_shares(means, has_clusters),
             models=models,
@@ -480,6 +496,7 @@ class PrometheusCollector:
 
     async def _read_usage_rule(self, now: float) -> _FleetMeans:
         cluster_label = self.server.cluster_label
+        # The rule is the increase in 5 minutes. Its last value counts if it is evaluated rarely.
         series = f"last_over_time({select((USAGE_RULE,), self._match)}[10m])"
         recorded = f"max {by(cluster_label, *RULE_LABELS)} ({series})"
         keys = by(cluster_label, "kind", "namespace", "modelName", "GPU_I_PROFILE")
@@ -522,19 +539,11 @@ def _list_shares(means: _FleetMeans, has_clusters: bool) -> list[FleetShare]:
     shares = []
     for key, allocated in sorted(means["allocated"].items()):
         cluster, namespace, model = key
-        if not has_clusters:
-            cluster = ""
-        idle = means["idle"].get(key, 0.0)
+        shown_cluster = cluster if has_clusters else ""
+        # The means of two counters are not exact.
+        idle = min(allocated, means["idle"].get(key, 0.0))
         underused = means["underused"].get(key)
-        share = FleetShare(
-            cluster,
-            namespace,
-            model,
-            allocated,
-            min(allocated, idle),
-            underused,
-        )
-        shares.append(share)
+        shares.append(FleetShare(shown_cluster, namespace, model, allocated, idle, underused))
 
     return shares
 
@@ -562,7 +571,7 @@ def _make_reading(
         state=replace_members(state, node=name),
         read_at=monotonic - age,
         skew_seconds=skew,
-        named=not state.node.endswith(target.instance),
+        named=state.node != target.instance,
         cluster=cluster,
         owners=owners,
         labels=labels.get((target.cluster, state.node)),
@@ -615,9 +624,10 @@ async def read_node_labels(
 def select_unique(variants: Mapping[K, Collection[V]]) -> dict[K, V]:
     """Returns the values of the keys that have only one."""
     unique = {}
-    for key, every in variants.items():
-        if len(every) == 1:
-            [unique[key]] = every
+    for key, values in variants.items():
+        if len(values) == 1:
+            (value,) = values
+            unique[key] = value
     return unique
 
 
@@ -731,8 +741,8 @@ def _read_owners(samples: Iterable[ParsedSample], label: str) -> dict[PodName, W
         kind = labels.get("owner_kind", "")
         owner_name = labels.get("owner_name", "")
         # Older versions of kube-state-metrics write <none>.
-        is_owned = {kind, owner_name}.isdisjoint({"", "<none>"})
-        if not name or not is_owned:
+        has_owner = kind not in ("", "<none>") and owner_name not in ("", "<none>")
+        if not name or not has_owner:
             continue
 
         key = namespace, name

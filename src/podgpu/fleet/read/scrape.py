@@ -43,6 +43,7 @@ from podgpu.model import (
     DeviceState,
     MigInstance,
     NodeState,
+    PodName,
     decode_node,
     optional_numbers,
     select_keys,
@@ -83,6 +84,7 @@ class ScrapeTarget:
             max_bytes=MAX_METRICS_BYTES,
             default_path="/metrics",
         )
+        # The API is at the same address, without the path of the metrics and without a query.
         base = re.sub(r"(/metrics)?/*([?#].*)?$", "", url)
         self.api = HttpClient(base, access, timeout=timeout, max_bytes=MAX_METRICS_BYTES)
         self.name = self._metrics.shown
@@ -100,7 +102,8 @@ class ScrapeTarget:
         response = await self.api.send(session, path="/api/v1/node", accept="application/json")
         if response.status == 200 and response.content_type == "application/json":
             return [self._decode_document(response.body, keep_fields)]
-        if response.status != 200 and not 400 <= response.status < 500:
+        is_rejected = 400 <= response.status < 500
+        if response.status != 200 and not is_rejected:
             raise self.api.status_error(response)
 
         # The exporter has no such path, or a proxy rejects every path except /metrics.
@@ -202,6 +205,7 @@ class ScrapeCollector:
     timeout: float = 5.0
     node_labels: Sequence[str] = NODE_LABELS
     read_owners: Callable[[], Owners] = dict
+    read_kept_pods: Callable[[], frozenset[PodName]] = frozenset  # that savings leave out
     read_node_labels: Callable[[], NodeLabels] = dict
     # returns problems with the list of exporters and with owners
     read_notes: Callable[[], Iterable[Note]] = tuple
@@ -310,11 +314,12 @@ class ScrapeCollector:
             errors=errors,
             notes=tuple(self.read_notes()),
             owners=self.read_owners(),
+            kept_pods=self.read_kept_pods(),
             engines={} if self._engines is None else self._engines.states,
         )
 
     async def fetch(self, target: str, path: str) -> bytes:
-        for scrape_target in list(self._targets.values()):
+        for scrape_target in self._targets.values():
             if scrape_target.name == target:
                 async with open_session() as session:
                     return await scrape_target.api.get(session, path)
