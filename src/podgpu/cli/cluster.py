@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -307,7 +307,7 @@ def choose_collector(
     """
     owners = _watch_owners(options, stack)
     read_owners: Callable[[], Mapping[PodName, WorkloadOwner]] = dict
-    read_kept_pods: Callable[[], Collection[PodName]] = frozenset
+    read_kept_pods: Callable[[], frozenset[PodName]] = frozenset
     if owners is not None:
         read_owners = owners.read
         read_kept_pods = owners.read_kept
