@@ -556,7 +556,9 @@ def test_a_month_with_restarts_ended_pods_and_gaps_is_billed_within_half_a_perce
 ) -> None:
     month = Month(END // HOUR * HOUR - 30 * DAY)
     with serving(tmp_path, month.points()) as url:
-        rows = rows_of(ask(url, "namespace", month.begin, month.begin + month.length))
+        answer = ask(url, "namespace", month.begin, month.begin + month.length)
+    assert [note for note in answer.notes if note.startswith("missing")] == []
+    rows = rows_of(answer)
     recorded = month.record(tmp_path / "sqlite")
     for namespace in ("ml", "web"):
         in_sqlite = bill_of(recorded[namespace])
