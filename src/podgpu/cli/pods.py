@@ -11,7 +11,7 @@ import click
 
 from podgpu.charge import Waste
 from podgpu.cli.options import make_command
-from podgpu.cli.tables import UNKNOWN, write_table
+from podgpu.cli.tables import UNKNOWN, write_amount, write_table
 from podgpu.cli.view_options import make_at_query, open_view, parse_at, print_answer
 from podgpu.errors import UsageError, plural, utc_text
 from podgpu.fleet.pod_list import PodRow, PodsResponse
@@ -110,13 +110,9 @@ def _write_row(row: PodRow, now: float) -> list[str]:
         idle_gpus,
         idle_time,
         format_percent(row.wait_ratio),
-        _write_money(row.cost_per_hour),
-        _write_money(_sum_waste(row)),
+        write_amount(row.cost_per_hour),
+        write_amount(_sum_waste(row)),
     ]
-
-
-def _write_money(amount: float | None) -> str:
-    return UNKNOWN if amount is None else f"{amount:.2f}"
 
 
 def _sum_waste(row: PodRow) -> float | None:

@@ -15,6 +15,7 @@ from podgpu.cli.tables import UNKNOWN, count_gpus, write_amount, write_period, w
 from podgpu.cli.view_options import PERIOD_SECONDS, open_view, print_answer
 from podgpu.errors import UsageError, one_line, plural
 from podgpu.known import divide_known
+from podgpu.money import write_money
 from podgpu.past.bill import describe_owner
 from podgpu.past.savings import (
     Advice,
@@ -189,5 +190,5 @@ def _write(answer: SavingsAnswer) -> Iterator[str]:
 def _describe_monthly(monthly: Monthly, currency: str) -> str:
     text = f"{monthly.gpu_hours:,.1f} GPU-hours"
     if monthly.cost is not None and currency:
-        text += f" and {monthly.cost:,.2f} {currency}"
+        text += f" and {write_money(monthly.cost, currency)}"
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from podgpu.errors import one_line, utc_text
+from podgpu.money import write_decimal
 from podgpu.pending.reasons import number
 
 UNKNOWN = "–"
@@ -12,7 +13,7 @@ _GAP = "  "
 
 
 def write_amount(amount: float | None) -> str:
-    return UNKNOWN if amount is None else f"{amount:,.2f}"
+    return UNKNOWN if amount is None else write_decimal(amount)
 
 
 def count_gpus(gpus: float) -> str:

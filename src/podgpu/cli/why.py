@@ -13,6 +13,7 @@ from podgpu.cli.terminal import print_lines, print_out
 from podgpu.cli.view_options import open_view
 from podgpu.cli.why_slow import ReasonsAnswer, explain_slow
 from podgpu.errors import SourceError, UsageError, few_of, one_line, plural
+from podgpu.money import write_money
 from podgpu.pending.cluster_index import FreeGpus
 from podgpu.pending.idle_pods import IdlePod
 from podgpu.pending.queue import QueueAnswer, QueuedPod, QueueGroup, UnblockView
@@ -184,7 +185,7 @@ def _write_unblock(nodes: Sequence[UnblockView], answer: QueueAnswer) -> Iterato
         names = few_of((_name_idle(pod, answer.taken_at) for pod in node.pods), _NAMED)
         cost = ""
         if node.cost_per_hour is not None:
-            cost = f", {node.cost_per_hour:,.2f} {answer.currency}/h"
+            cost = f", {write_money(node.cost_per_hour, answer.currency)}/h"
         yield one_line(f"- {node.node}: {names}{cost}")
 
 

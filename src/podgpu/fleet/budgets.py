@@ -18,6 +18,7 @@ from msgspec import Meta
 from podgpu.errors import Note, UsageError
 from podgpu.files import read_last_valid
 from podgpu.known import divide_known, round_known
+from podgpu.money import write_money
 
 _MAX_FILE_BYTES = 256 * 1024
 _Text = Annotated[str, Meta(max_length=256)]
@@ -66,14 +67,14 @@ class BudgetUse(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def warning(self) -> str:
         """Empty if the cost of the month is within the budget."""
-        budget = f"{self.per_month:,.2f} {self.currency} per month"
+        budget = f"{write_money(self.per_month, self.currency)} per month"
         if self.ratio > 1:
-            cost = f"{self.cost:,.2f} {self.currency}"
+            cost = write_money(self.cost, self.currency)
             return f"{self.name}: {cost} exceed the budget of {budget}"
         if self.forecast is None or self.forecast <= self.per_month:
             return ""
 
-        forecast = f"the forecast of {self.forecast:,.2f} {self.currency}"
+        forecast = f"the forecast of {write_money(self.forecast, self.currency)}"
         used = f"{self.ratio:.0%} are used"
         return f"{self.name}: {forecast} exceeds the budget of {budget} ({used})"
 

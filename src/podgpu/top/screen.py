@@ -15,6 +15,7 @@ from podgpu.fleet.parts import MPS_REASON
 from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView
 from podgpu.model import Workload
+from podgpu.money import write_money
 from podgpu.past.job import JobSummary
 from podgpu.past.sqlite import NO_DATA
 from podgpu.top.feed import FetchedDetails, Seen
@@ -40,7 +41,6 @@ from podgpu.top.table import (
     format_duration,
     format_gib,
     format_idle,
-    format_money,
     format_number,
     format_percent,
     printable,
@@ -474,7 +474,7 @@ def _add_figures(text: _Paragraphs, line: Line, seen: Seen) -> None:
     ]
 
     if slot.price_per_hour is not None:
-        price = format_money(slot.price_per_hour, seen.view.currency)
+        price = write_money(slot.price_per_hour, seen.view.currency)
         facts.append(f"price {price}/h")
     text.add_facts(facts)
 
@@ -531,7 +531,7 @@ def _list_holder_facts(holder: HolderView, seen: Seen) -> Iterator[str]:
     if holder.share_ratio is not None:
         yield f"share {format_percent(holder.share_ratio)}"
     if holder.cost_per_hour is not None:
-        yield f"costs {format_money(holder.cost_per_hour, seen.view.currency)}/h"
+        yield f"costs {write_money(holder.cost_per_hour, seen.view.currency)}/h"
 
 
 def _add_waits(text: _Paragraphs, holders: Iterable[HolderView]) -> None:
@@ -610,7 +610,7 @@ def _list_job_facts(job: JobSummary) -> Iterator[str]:
     if job.energy_kwh is not None:
         yield f"{job.energy_kwh:.2f} kWh"
     if job.cost is not None:
-        yield format_money(job.cost, job.currency)
+        yield write_money(job.cost, job.currency)
     if job.wait_seconds:
         yield f"waited {format_duration(job.wait_seconds)}"
     if job.throttled_seconds:

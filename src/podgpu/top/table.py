@@ -13,6 +13,7 @@ from podgpu.fleet.parts import Totals, Use
 from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import ConditionView
 from podgpu.model import Workload
+from podgpu.money import write_decimal, write_money
 from podgpu.past.sqlite import FULL, NO_DATA
 from podgpu.top.feed import Sparklines
 from podgpu.top.lines import Kind, Line, Order, flatten, name_of
@@ -99,10 +100,6 @@ def format_idle(use: Use | None, seconds: float | None) -> str:
     if use == "idle":
         return "idle"
     return ABSENT
-
-
-def format_money(amount: float, currency: str) -> str:
-    return f"{amount:.2f} {currency}".rstrip()
 
 
 def format_duration(seconds: float) -> str:
@@ -441,9 +438,9 @@ def _format_cost(totals: Totals, allocated_cost: float, currency: str) -> Span:
         waste = totals.waste.cost_per_hour or waste
 
     hourly = allocated_cost + (waste.unallocated or 0.0) + (totals.unheld_cost_per_hour or 0.0)
-    cost = f"{format_money(hourly, currency)}/h"
+    cost = f"{write_money(hourly, currency)}/h"
     if waste.total:
-        return f"{cost}, {waste.total:.2f} wasted", "warn"
+        return f"{cost}, {write_decimal(waste.total)} wasted", "warn"
     return cost, ""
 
 

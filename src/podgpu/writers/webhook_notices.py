@@ -24,6 +24,7 @@ from podgpu.fleet.state import ClusterState
 from podgpu.known import add_known, round_known
 from podgpu.metrics.conditions import NODE_GONE, conditions, is_grave, rank_condition
 from podgpu.model import DeviceState, list_pod_names
+from podgpu.money import write_money
 from podgpu.writers.gpu_changes import identify_gpu, name_gpu
 
 STEADY_SECONDS = 300.0
@@ -245,7 +246,7 @@ def _describe_idle(key: str, parts: Sequence[_IdlePart], currency: str) -> Item:
 
     text += f" has not used {_count_gpus(gpus)} on {node.name} since {utc_text(since)}"
     if cost is not None and currency:
-        text += f", which cost {cost:,.2f} {currency} per hour"
+        text += f", which cost {write_money(cost, currency)} per hour"
 
     return Item(
         key=key,
