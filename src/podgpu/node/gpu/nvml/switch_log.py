@@ -181,7 +181,7 @@ class ContextSwitchLog:
         if self._client:
             request = bytearray(struct.pack("<IIII", self._client, 0, self._client, 0))
             with suppress(SwitchLogError):
-                self._ioctl(_FREE, request, 12, "the release of its objects")
+                self._ioctl(_FREE, request, status_offset=12, what="the release of its objects")
             self._client = 0
 
         for fd in (self._device_fd, self._control_fd):
@@ -252,7 +252,7 @@ class ContextSwitchLog:
             handle = 0xCAFE0000 + self._handles
         packed = struct.pack("<IIIIQII", self._client, parent, handle, kind, address, 0, 0)
         request = bytearray(packed)
-        self._ioctl(_ALLOC, request, 28, f"an object of class {kind:#x}")
+        self._ioctl(_ALLOC, request, status_offset=28, what=f"an object of class {kind:#x}")
 
         (allocated,) = struct.unpack_from("<I", request, 8)
         return int(allocated)
@@ -266,7 +266,7 @@ class ContextSwitchLog:
         address = 0 if memory is None else ctypes.addressof(memory)
 
         packed = struct.pack("<IIIIQII", self._client, handle, command, 0, address, size, 0)
-        self._ioctl(_CONTROL, bytearray(packed), 28, f"control {command:#x}")
+        self._ioctl(_CONTROL, bytearray(packed), status_offset=28, what=f"control {command:#x}")
         if memory is None:
             return b""
         return memory.raw
@@ -279,7 +279,7 @@ class ContextSwitchLog:
             request = struct.pack(
                 "<III12xQ12xIi4x", client, client, memory, length, _READ_ONLY_MAP, fd
             )
-            self._ioctl(_MAP, bytearray(request), 40, "a mapping")
+            self._ioctl(_MAP, bytearray(request), status_offset=40, what="a mapping")
             mapped = self._kernel.map(fd, length)
         except (OSError, ValueError) as e:
             raise SwitchLogError("rm_error", f"the context-switch log cannot be mapped: {e}") from e

@@ -739,8 +739,12 @@ class BusyTimeSplitter:
 def _add_evidence(
     usage: DeviceUsage, residency: Residency, listener: SwitchListener
 ) -> DeviceUsage:
-    """Adds what the log shows even if the busy time cannot be divided by it."""
-    if not residency.unknown:
+    """Adds what the log shows even if the busy time cannot be divided by it.
+
+    These are the last times of all processes, or that no process waited.
+    """
+    is_complete = residency.unknown == 0
+    if is_complete:
         last_resident = {}
         for pid, gpu_time in residency.last_resident.items():
             last_resident[pid] = listener.to_unix_time(gpu_time)
@@ -748,12 +752,13 @@ def _add_evidence(
 
     has_no_switch = residency.unknown == residency.window
     if has_no_switch and _covers(residency.window, usage.window_ns):
-        # Processes that both have work take turns, so nobody waited.
+        # If two processes had work, they would take turns. So no process waited.
         return replace(usage, waits=ProcessWaits({}, {}, 0))
     return usage
 
 
 def _covers(part: int, whole: int) -> bool:
+    """Returns False if more than 1/`_UNKNOWN_PART` of the whole is missing."""
     return part * _UNKNOWN_PART >= whole * (_UNKNOWN_PART - 1)
 
 
@@ -762,10 +767,13 @@ def _check_is_complete(residency: Residency, window_ns: int, busy_ns: int, known
 
     `known`: pids of processes that exist.
     """
+    # The clocks of the log and of the reading must agree, too.
     missing = max(residency.unknown, abs(residency.window - window_ns))
     if residency.unloaded:
-        # Nothing can have run while no context was loaded.
-        missing = max(missing, busy_ns - (residency.window - residency.unloaded))
+        # Nothing can have run while no context was loaded, so the GPU was busy at most this long.
+        loaded_ns = residency.window - residency.unloaded
+        missing = max(missing, busy_ns - loaded_ns)
+    # Compares with a fraction of the window, in integers.
     if missing * _UNKNOWN_PART > window_ns:
         percent = 100 * missing // window_ns
         raise _WindowError(

@@ -386,7 +386,7 @@ def _count_periods(periods: Iterable[Period]) -> Counter[int]:
 def _select_recent(periods: list[Period], pids: Collection[int]) -> list[Period]:
     """Returns the most recent periods, preceded by the last period of each other process."""
     recent = periods[-_RECENT_PERIODS:]
-    missing = set(pids).difference(map(itemgetter(0), recent))
+    missing = set(pids) - {period.pid for period in recent}
 
     older = []
     for period in reversed(periods[:-_RECENT_PERIODS]):
