@@ -150,24 +150,36 @@ def words_for(
     `repeated_xids`: XIDs and how often they occurred. `recovery`: the recovery action that the
     driver advises for this GPU, `NO_RECOVERY`, or empty if the driver does not report it.
     """
-    spec = conditions()[condition]
-    do = spec.do
-    described = _describe_detail(condition, detail)
+    times = dict(repeated_xids)
     if condition == XID:
-        times = dict(repeated_xids)
         described = _describe_xids(detail, times)
-        do = _xid_action(detail, times)
+    else:
+        described = _describe_detail(condition, detail)
 
+    problem = conditions()[condition].says.format(detail=described)
+    return problem, _find_advice(condition, detail, times, recovery)
+
+
+def _find_advice(condition: str, detail: str, times: Mapping[int, int], recovery: str) -> str:
+    # Advises the same as `find_repair`. What the driver advises comes first.
     if condition == RECOVERY:
-        do = _recovery_action(detail).do
-    elif condition in _RECOVERABLE and recovery not in ("", NO_RECOVERY):
-        do = f"{_recovery_action(recovery).do}, as the driver advises"
-        if repeated_xids:
-            do += "; the error came back: replace the GPU if this was already done"
-    elif condition == XID and recovery == NO_RECOVERY:
-        do = f"the driver advises no recovery, so new processes can use the GPU; otherwise {do}"
+        return _recovery_action(detail).do
+    if condition in _RECOVERABLE and recovery not in ("", NO_RECOVERY):
+        advice = f"{_recovery_action(recovery).do}, as the driver advises"
+        if times:
+            advice += "; the error came back: replace the GPU if this was already done"
+        return advice
 
-    return spec.says.format(detail=described), do
+    if condition == XID:
+        advice = _xid_action(detail, times)
+        if recovery == NO_RECOVERY:
+            return (
+                "the driver advises no recovery, so new processes can use the GPU; "
+                f"otherwise {advice}"
+            )
+        return advice
+
+    return conditions()[condition].do
 
 
 def find_repair(condition: str, detail: str = "", recovery: str = "") -> str:
