@@ -222,7 +222,7 @@ def test_a_rank_that_restarts_alone_does_not_count_the_others_again() -> None:
     assert vllm_ranks(1100, 10).since(before) == Tokens(0.0, 110.0)
     assert vllm_ranks(1100, 10).counters["m"].generated == 1110.0
 
-    without_one = vllm_ranks(1000).keep(before)
+    without_one = vllm_ranks(1000).with_ranks_of(before)
     assert vllm_ranks(1000, 1001).since(without_one) == Tokens(0.0, 1.0)
 
 

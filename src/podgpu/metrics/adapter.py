@@ -314,7 +314,7 @@ class _NodeBuilder:
     def _find_device(
         self, labels: LabelMap
     ) -> tuple[_ScrapedDevice, _ScrapedDevice, Workload | None] | None:
-        """Returns the GPU, the device and the holder.
+        """Returns the GPU, the device and the holder. None if the labels name no GPU.
 
         The device is the GPU itself or one of its MIG instances.
         """
@@ -336,6 +336,10 @@ class _NodeBuilder:
         return gpu, device, self._add_holder(device, labels)
 
     def _add_holder(self, device: _ScrapedDevice, labels: LabelMap) -> Workload | None:
+        """Adds the holder that the labels name, and returns it. None if they name none.
+
+        The holder of a reservation is unknown, so it has no names.
+        """
         workload = read_workload(labels, self._own_pods)
         if workload is None and labels.get("source") != RESERVATION:
             return None

@@ -128,12 +128,12 @@ def make_counter(name: str, kind: str, help_text: str) -> CounterSpec:
 
 
 @cache
-def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...] | None:
+def shipped_counters(name: str, names: NameSet = "4.8") -> tuple[CounterSpec, ...] | None:
     """Returns the counters of a shipped file, or None if there is no such file.
 
-    `short`: key of `SHIPPED`, or file name.
+    `name`: key of `SHIPPED`, or file name.
     """
-    file_name = SHIPPED.get(short, short)
+    file_name = SHIPPED.get(name, name)
     if file_name not in SHIPPED.values():
         return None
 
@@ -144,7 +144,8 @@ def shipped_counters(short: str, names: NameSet = "4.8") -> tuple[CounterSpec, .
 
     added = make_counter(*_ADDED_IN_4_9)
     if names == "4.9":
-        return (*map(_rename, counters), added)
+        renamed = [_rename(counter) for counter in counters]
+        return (*renamed, added)
     return (*add_other_names(counters, names), added)
 
 

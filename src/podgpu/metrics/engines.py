@@ -150,8 +150,8 @@ class EngineReading:
             tokens = tokens.plus(Tokens(computed, increase.generated))
         return tokens
 
-    def keep(self, before: EngineReading) -> EngineReading:
-        """Adds the ranks that only an earlier reading had.
+    def with_ranks_of(self, before: EngineReading) -> EngineReading:
+        """Returns this reading, with the ranks that only an earlier reading had.
 
         A rank that is missing once has not restarted: its tokens must not count again.
         """
@@ -318,7 +318,10 @@ def clean_model(name: str) -> str:
 
 
 def _read_requests(names: Sequence[str], samples: Iterable[ParsedSample]) -> float | None:
-    """Adds up the requests of all ranks that have a queue of their own."""
+    """Adds up the requests of all ranks that have a queue of their own.
+
+    Returns None if a number is invalid, or if there are none.
+    """
     values = []
     queues: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in samples:

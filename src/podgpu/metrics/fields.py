@@ -155,6 +155,7 @@ def _parse_call(function: str, listed: str, member: str | None, element: str | N
 
 
 def parse_recipe(text: str) -> Recipe | None:
+    """Parses how a field is read from NVML. Returns None if it is not read from NVML."""
     if not text:
         return None
     if call := _CALL.fullmatch(text):

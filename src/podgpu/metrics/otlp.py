@@ -293,8 +293,8 @@ def _add_node(metrics: _Metrics, node: PushedNode, now: float) -> None:
         pairs = device_attributes(gpu, device)
         _add_device(metrics, device, pairs, state)
         for xid in device.xids:
-            named = make_attributes([*pairs, *GPU, ("error.type", f"xid_{xid.xid}")])
-            metrics.add(ERRORS, named, xid.total, now, state.counted_since)
+            attributes = make_attributes([*pairs, *GPU, ("error.type", f"xid_{xid.xid}")])
+            metrics.add(ERRORS, attributes, xid.total, now, state.counted_since)
 
         if isinstance(device, DeviceState):
             _add_gpu(metrics, device, pairs, state)

@@ -252,7 +252,7 @@ class EngineReader:
         seconds = now - watched.read_at
         watched.read_at = now
         if last is not None and last.engine == reading.engine and seconds > 0:
-            watched.last = reading.keep(last)
+            watched.last = reading.with_ranks_of(last)
             increase = reading.since(last)
             tokens = sum(increase)
             if tokens > _MAX_RATE * seconds:
