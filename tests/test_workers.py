@@ -188,11 +188,11 @@ def test_close_ends_the_threads_and_rejects_later_calls() -> None:
 
 def test_errors_are_counted_by_source_and_reason() -> None:
     errors = ErrorCounts()
-    good = errors.make_status("gpu0", Result(1, None, 0.5), "GPU-0")
+    good = errors.record("gpu0", Result(1, None, 0.5), "GPU-0")
     assert good == SourceStatus("gpu0", True, 0.5, device="GPU-0")
     lost: Result[int] = Result(None, SourceError("lost", "fell off"), 1.5)
-    assert errors.make_status("gpu1", lost) == SourceStatus("gpu1", False, 1.5, "lost", "fell off")
-    with_device = errors.make_status("gpu1", lost, "GPU-1")
+    assert errors.record("gpu1", lost) == SourceStatus("gpu1", False, 1.5, "lost", "fell off")
+    with_device = errors.record("gpu1", lost, "GPU-1")
     assert with_device.device == "GPU-1"
     errors.add("kubelet", "timeout")
     errors.add("kubelet", "copies_differ", 3)
@@ -227,7 +227,7 @@ def test_an_error_that_ends_the_process_is_raised_again() -> None:
     stop: Result[int] = Result(None, StartError("no GPU"), 0.0)
     errors = ErrorCounts()
     with pytest.raises(StartError, match="no GPU"):
-        errors.make_status("gpu0", stop)
+        errors.record("gpu0", stop)
     assert errors.add_to([], []) == ()
 
 

@@ -45,8 +45,8 @@ class ErrorCounts:
         with self._lock:
             self._counts[source][reason] += count
 
-    def make_status(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
-        """Returns the status of a source after a call, and counts the call's error.
+    def record(self, source: str, result: Result[Any], device: str = "") -> SourceStatus:
+        """Counts the error of a call, if any. Returns the status of the source after the call.
 
         Re-raises a StartError.
         """

@@ -20,7 +20,7 @@ from podgpu.node.holders.reader import (
     HolderSources,
     describe,
     explain,
-    find_lost_gpus,
+    find_existing_gpus,
     merge,
     reject_ended,
 )
@@ -409,5 +409,5 @@ def test_lost_gpus() -> None:
         Unmapped("kubelet", "contradicted", gpu[:-1] + "1", "", TRAIN),
         Unmapped("podlist", "unknown_device", gpu[:-1] + "2", "", TRAIN),
     ]
-    assert find_lost_gpus({"GPU-1"}, [*others, unknown], some_lost=True) == {"GPU-1", gpu}
-    assert find_lost_gpus({"GPU-1"}, [*others, unknown], some_lost=False) == {"GPU-1"}
+    assert find_existing_gpus({"GPU-1"}, [*others, unknown], some_lost=True) == {"GPU-1", gpu}
+    assert find_existing_gpus({"GPU-1"}, [*others, unknown], some_lost=False) == {"GPU-1"}

@@ -41,7 +41,7 @@ from podgpu.node.agent.usage_collector import UsageCollector, UsageResult
 from podgpu.node.agent.xid_blame import XidBlame
 from podgpu.node.gpu.nvml.kernel_log import KernelLog, KernelXid
 from podgpu.node.gpu.source import FieldGroup, Telemetry
-from podgpu.node.holders.reader import AllocationReader, HolderSources, find_lost_gpus
+from podgpu.node.holders.reader import AllocationReader, HolderSources, find_existing_gpus
 from podgpu.node.usage.containers import ContainerFinder, ProcessOwners
 from podgpu.node.usage.ledger import Ledger
 from podgpu.workers import ErrorCounts, Workers, run_loop
@@ -218,8 +218,8 @@ class Agent:
         before = self._results.telemetry
         allocation = self._results.allocation
         some_lost = before.gpus_lost > 0
-        lost = find_lost_gpus(allocation.offered, allocation.unmapped, some_lost)
-        result = self._telemetry_collector.collect(due, lost)
+        existing = find_existing_gpus(allocation.offered, allocation.unmapped, some_lost)
+        result = self._telemetry_collector.collect(due, existing)
         if result.devices != before.devices:
             # Ids that were unknown may belong to new devices.
             self._allocate_now.set()
@@ -274,7 +274,7 @@ class Agent:
                 # a collection matches none of the counters
                 result = replace(result, error=SourceError("malformed", str(e)))
 
-        self._results.counters = (self._errors.make_status(COUNTERS, result),)
+        self._results.counters = (self._errors.record(COUNTERS, result),)
 
     def _use_counters(self, counters: CounterSpecs) -> None:
         """Raises UsageError if a collection matches none of the counters."""

@@ -125,16 +125,16 @@ class TelemetryCollector:
         self._readings = {}
 
     def collect(
-        self, due: tuple[FieldGroup, ...] | None = None, lost: Iterable[str] = ()
+        self, due: tuple[FieldGroup, ...] | None = None, existing: Iterable[str] = ()
     ) -> TelemetryResult:
         """Reads the field groups in `due`. None stands for all groups.
 
-        `lost`: UUIDs of GPUs that an allocation source lists, but not the driver. Raises StartError
-        if the process cannot continue.
+        `existing`: UUIDs of GPUs that must exist, because an allocation source lists them. Those
+        that the driver does not list are lost. Raises StartError if the process cannot continue.
         """
         groups = self._groups if due is None else due
         inventory = self._read_inventory()
-        self._add_lost(lost)
+        self._add_lost(existing)
         if not inventory.up:
             self.drop_values()
             return self._make_result(groups, [inventory], {})
@@ -148,7 +148,7 @@ class TelemetryCollector:
             reading = self._merge_with_earlier(job.key, result.value)
             # no status for OTHERS without entities
             if job.uuid or reading is None or reading.entities:
-                sources.append(self._errors.make_status(job.name, result, job.uuid))
+                sources.append(self._errors.record(job.name, result, job.uuid))
             if reading is not None:
                 readings[job.key] = reading
                 self._dropped.update(reading.dropped)
@@ -177,7 +177,7 @@ class TelemetryCollector:
         inventory = results[name].value
         if inventory is not None:
             self._update_inventory(inventory)
-        return self._errors.make_status(name, results[name])
+        return self._errors.record(name, results[name])
 
     def _read(self, jobs: Iterable[_Job], groups: Sequence[FieldGroup]) -> Mapping[str, _Result]:
         """Reads the groups, and those that were not read since the last failure.
@@ -254,18 +254,18 @@ class TelemetryCollector:
 
     # GPUs that disappeared
 
-    def _add_lost(self, uuids: Iterable[str]) -> None:
-        """Adds GPUs that the driver never listed to the absent GPUs.
+    def _add_lost(self, existing: Iterable[str]) -> None:
+        """Adds GPUs that exist, but that the driver never listed, to the absent GPUs.
 
         Does nothing before the first inventory, or while a GPU hangs, because that GPU may be one
-        of `uuids`.
+        of them.
         """
         if self._inventory.hung or not (self._inventory.gpus or self._inventory.unreachable):
             return
 
         known = [*self._known, *self._absent, *self._forgotten]
         known_names = {uuid.lower() for uuid in known}
-        for uuid in sorted(uuids):
+        for uuid in sorted(existing):
             if uuid.lower() not in known_names:
                 self._absent[uuid] = (Device(None, uuid),)
 
@@ -293,15 +293,20 @@ class TelemetryCollector:
         expected = self._telemetry.expected
         if expected is None:
             expected = self._most_seen
-        lost = max(0, expected - visible)
+        missing = max(0, expected - visible)
+        lost_if_expected = missing - len(self._forgotten)
 
         listed = {gpu.uuid for gpu in self._inventory.gpus}
         silent = len(listed - self._forgotten) - visible
+        # A removed GPU that is not listed may be one of the unreachable GPUs.
         unidentified = len(self._inventory.unreachable) - len(self._forgotten - listed)
         # An unidentified GPU may be one of the absent GPUs.
         unlisted = max(len(self._absent), unidentified)
-        not_answering = min(lost, silent + unlisted)
-        return max(lost - len(self._forgotten), not_answering)
+        # An absent GPU may have been replaced by a listed one, so not more than are missing.
+        others = min(missing, silent + unlisted)
+
+        # If the bus does not list the removed GPUs, the first number is too small.
+        return max(lost_if_expected, others)
 
     # Result
 

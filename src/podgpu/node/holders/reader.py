@@ -238,7 +238,7 @@ class AllocationReader:
         results = self._workers.run(jobs, DEADLINE, self._on_late)
         at = self._clock.wall()
         self.read_identities()
-        statuses = [self._errors.make_status(name, result) for name, result in results.items()]
+        statuses = [self._errors.record(name, result) for name, result in results.items()]
         statuses += self._check_identities()
 
         kubelet = _find_kubelet_answer(results)
@@ -276,7 +276,7 @@ class AllocationReader:
                 error = problem
         if error is not None or self._identities_status:
             result = replace(result, error=error)
-            self._identities_status = (self._errors.make_status("identities", result),)
+            self._identities_status = (self._errors.record("identities", result),)
         return self._identities_status
 
     def _resolve(
@@ -377,8 +377,8 @@ def merge(
     rejected = []
     # Sources of last resort come last. The others keep their order.
     for source in sorted(readings, key=lambda source: source in LAST_RESORT):
-        lags = LAGGING.get(source) in readings
-        rejected += _add_reading(merged, readings[source], complete, lags)
+        may_be_outdated = LAGGING.get(source) in readings
+        rejected += _add_reading(merged, readings[source], complete, may_be_outdated)
 
     unmapped: list[Unmapped] = []
     offered: set[str] = set()
@@ -392,7 +392,10 @@ def merge(
 
 
 def _add_reading(
-    merged: dict[WorkloadKey, _Claims], reading: Allocation, complete: Complete, lags: bool
+    merged: dict[WorkloadKey, _Claims],
+    reading: Allocation,
+    complete: Complete,
+    may_be_outdated: bool,
 ) -> list[Unmapped]:
     """Adds the assignments of one source, and returns the rejected ones."""
     rejected = []
@@ -403,25 +406,29 @@ def _add_reading(
         except SourceError as error:
             rejected += _reject_all(claims, holder, error.reason)
             continue
-        rejected += _add_claims(merged, completed, claims, lags)
+        rejected += _add_claims(merged, completed, claims, may_be_outdated)
     return rejected
 
 
 def _add_claims(
-    merged: dict[WorkloadKey, _Claims], holder: Workload, claims: Sequence[Assignment], lags: bool
+    merged: dict[WorkloadKey, _Claims],
+    holder: Workload,
+    claims: Sequence[Assignment],
+    may_be_outdated: bool,
 ) -> list[Unmapped]:
     """Adds the claims of a holder and returns the rejected claims.
 
-    If `lags` is True, returns none, because the rejected claims may just be outdated.
+    Claims that may be outdated only add details to a known holder. Then none counts as rejected.
     """
     known = merged.get(holder.key)
     if known is None:
-        if not lags:
+        if not may_be_outdated:
             merged[holder.key] = [replace(claim, holder=holder) for claim in claims]
         return []
 
     rejected = _add_to_known(known, holder, claims)
-    if lags or claims[0].source in LAST_RESORT:
+    # Sources of last resort report usage, which contradicts no allocation.
+    if may_be_outdated or claims[0].source in LAST_RESORT:
         return []
     return rejected
 
@@ -561,7 +568,7 @@ def describe(unmapped: Unmapped) -> str:
     return one_line(" ".join(filter(None, words)))
 
 
-def find_lost_gpus(
+def find_existing_gpus(
     offered: Iterable[str], unmapped: Iterable[Unmapped], some_lost: bool
 ) -> set[str]:
     """Returns UUIDs of GPUs that must exist.
