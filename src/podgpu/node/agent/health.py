@@ -513,6 +513,7 @@ class HealthWatch:
         is_held: bool,
         now: float,
     ) -> GpuHealth:
+        """`checked`: the detail of each known condition, or None if the GPU does not have it."""
         gpu.forget_old_xids(now)
         details = dict(checked)
         since = dict(gpu.since)
@@ -532,12 +533,14 @@ class HealthWatch:
             else:
                 present.append(Condition(name, self._to_unix(gpu.since[name]), detail))
 
-        was_lost_in_use = not is_held and details.get(LOST) is not None
+        # While a GPU is held, its assignments show the holders.
+        is_lost = details.get(LOST) is not None
+        last_holders = gpu.holders if is_lost and not is_held else ()
         return GpuHealth(
             conditions=tuple(present),
             healthy=tuple(healthy),
             failures=tuple(failures),
-            last_holders=gpu.holders if was_lost_in_use else (),
+            last_holders=last_holders,
         )
 
     def _list_conditions(
@@ -597,11 +600,17 @@ def _compare_with_kubernetes(
 def _find_disagreements(
     conditions: Collection[str], opinions: Sequence[KubernetesHealth]
 ) -> dict[str, str]:
-    """Returns the message of Kubernetes, by name of the condition."""
+    """Returns the message of Kubernetes, by name of the condition. At most one condition.
+
+    `conditions`: of the GPU. If it has only a warning, Kubernetes is right with either opinion.
+    """
     unhealthy = [opinion for opinion in opinions if opinion.health == UNHEALTHY]
-    if unhealthy and not any(map(breaks_gpu, conditions)):
+    has_problem = any(map(breaks_gpu, conditions))
+    if unhealthy and not has_problem:
         return {KUBERNETES_UNHEALTHY: unhealthy[0].message[:MAX_DETAIL]}
-    if not unhealthy and any(map(is_grave, conditions)):
+
+    is_unusable = any(map(is_grave, conditions))
+    if is_unusable and not unhealthy:
         return {KUBERNETES_HEALTHY: ""}
     return {}
 

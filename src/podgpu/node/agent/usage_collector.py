@@ -248,22 +248,24 @@ def add_owners_to_device(
 
     listed = {process.pid: process for process in usage.own_processes}
     busy_ns = usage.process_busy_ns or {}
-    worked = {pid for pid, ns in busy_ns.items() if ns != 0} - {HIDDEN_PID}
+    # A process that ended during the reading may have worked, but is not listed.
+    worked = {pid for pid, ns in busy_ns.items() if ns != 0 and pid != HIDDEN_PID}
+    pids = sorted(listed.keys() | worked)
 
-    pids = listed.keys() | worked
-    owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in sorted(pids)}
+    owner_of = {pid: owners.get(pid, NOT_IN_POD) for pid in pids}
     holders, workloads = _merge_workloads(owner_of.values(), assignments)
     held = {holder.key for holder in holders}
 
     processes = []
-    for pid, process_owner in owner_of.items():
-        owner = _find_owner(process_owner, workloads, held)
+    for pid in pids:
+        owner = _find_owner(owner_of[pid], workloads, held)
         if pid in listed:
             process = OwnedProcess(pid, owner, busy_ns.get(pid, 0), listed[pid].memory)
         else:
             process = OwnedProcess(pid, owner, busy_ns[pid], only_busy=True)
         processes.append(process)
 
+    # Each of these steps can change the owner or the busy time of processes.
     processes, mps_busy_ns = _attribute_mps(processes, usage, owner_of)
     processes, by_samples = _attribute_hidden(processes, usage, owner_of)
     return OwnedUsage(usage, holders, tuple(processes), mps_busy_ns, by_samples)

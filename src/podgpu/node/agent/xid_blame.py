@@ -197,6 +197,7 @@ class XidBlame:
         """
         readings = self._readings[event.device]
         candidates = _list_stopped(readings, event.at)
+        # The log of context switches does not cover this time, so less exact readings are used.
         if candidates is None:
             candidates = _list_not_at_work(readings, event.at)
 
@@ -212,7 +213,7 @@ class XidBlame:
         for candidate in candidates:
             if candidate.has_worked:
                 return candidate.pid
-        # Something that worked too briefly to be seen was the cause.
+        # No candidate was seen at work, so one that worked too briefly to be seen was the cause.
         return None
 
     def _blame(self, event: ErrorEvent, pid: int, program: str = "") -> Verdict:

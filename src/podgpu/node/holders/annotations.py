@@ -354,6 +354,7 @@ def _list_orders(pod: PodRecord, key: str) -> list[tuple[ContainerRecord, ...]]:
 
 
 def _parse_slice(text: str) -> _Slice | None:
+    """Returns None for a text that names no NVIDIA GPU. Raises ValueError."""
     fields = text.split(",")
     if len(fields) < 4:
         raise ValueError(f"{text[:80]!a} must be an id, a type, a memory size and a percentage")

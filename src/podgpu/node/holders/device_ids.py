@@ -55,7 +55,10 @@ _NVIDIA_PLUGIN = re.compile(
 _GKE_PLUGIN = re.compile(
     rf"nvidia(?P<minor>{_NUMBER})(?:/gi(?P<gi>{_NUMBER}))?(?:/vgpu(?P<vgpu>{_NUMBER}))?", re.ASCII
 )
-_VCUDA_ID = re.compile(r"tencent\.com/vcuda-(?P<kind>core|memory-268435456)-[0-9]+", re.ASCII)
+# The number of bytes is that of a memory block, 256 MiB.
+_VCUDA_ID = re.compile(
+    r"tencent\.com/vcuda-(?:(?P<core>core)|(?P<memory>memory-268435456))-[0-9]+", re.ASCII
+)
 _MINOR = re.compile(_NUMBER, re.ASCII)
 
 
@@ -294,12 +297,12 @@ def count_vcuda(held: Iterable[HeldId]) -> tuple[VcudaRequest, ...]:
 
     requests = []
     for holder, texts in ids.items():
-        kinds: Counter[str] = Counter()
+        kinds: Counter[str | None] = Counter()
         for text in texts:
             match = _VCUDA_ID.fullmatch(text)
             if match is not None:
-                kinds[match["kind"]] += 1
+                kinds[match.lastgroup] += 1
         if kinds:
-            blocks = kinds["memory-268435456"]
-            requests.append(VcudaRequest.for_holder(holder, kinds["core"], blocks))
+            request = VcudaRequest.for_holder(holder, kinds["core"], kinds["memory"])
+            requests.append(request)
     return tuple(sorted(requests, key=parts_of))

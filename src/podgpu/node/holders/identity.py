@@ -85,7 +85,9 @@ class Identities:
 
     def _index_containers(self) -> None:
         self._by_container_id: _WorkloadsById = defaultdict(set)
+        # UIDs by namespace and pod
         self._current_uids: _IdsByName = defaultdict(set)
+        # Container ids by namespace, pod, container and UID
         self._current_ids: _IdsByName = defaultdict(set)
 
         for owner in self.current:
@@ -95,12 +97,14 @@ class Identities:
                 name = owner.namespace, owner.pod, owner.container, owner.uid
                 self._current_ids[name].add(owner.container_id)
 
+        # Container ids by namespace, pod and container. The name of a log has no UID.
         self._logged_ids: _IdsByName = defaultdict(set)
-        current_ids = set(self._by_container_id)
+        # The logs only add containers that the API server does not know.
+        from_api_server = set(self._by_container_id)
         for log in self.logged:
             if log.container_id:
                 self._logged_ids[log.namespace, log.pod, log.container].add(log.container_id)
-                if log.container_id not in current_ids:
+                if log.container_id not in from_api_server:
                     self._by_container_id[log.container_id].add(log)
 
     def complete(self, workload: Workload) -> Workload:

@@ -245,19 +245,20 @@ def _resolve(words: Iterable[str], is_monitor: bool, cards: Cards) -> tuple[str,
     With `is_monitor`, the container may only query GPUs, so `all` does not make it a holder.
     """
     ids: list[str] = []
-    is_known = False
+    holds_none = False
     for word in map(str.strip, words):
         cdi = _CDI_NAME.fullmatch(word)
         name = cdi[1] if cdi else word
         if word.startswith(_MANAGEMENT) or (name == "all" and is_monitor):
-            is_known = True
+            holds_none = True
         elif name == "all":
+            # If a UUID is unknown, the reader of the file must resolve `all`.
             ids += cards.uuids or (name,)
         elif _NUMBER.fullmatch(name):
             ids.append(cards.find_by_index(int(name)))
         elif parse_id_or_minor(name) is not None:
             ids.append(name)
 
-    if not ids and not is_known:
+    if not ids and not holds_none:
         return None
     return tuple(dict.fromkeys(ids))

@@ -291,6 +291,7 @@ class PodlistWriter:
             current = read_bounded(str(self._file.path), MAX_BYTES)
 
         if current != content:
+            # Stays False if the write fails.
             self.is_up_to_date = False
             self._file.write(content)
             self._counters.add("podgpu_hook_podlist_writes_total")

@@ -296,11 +296,12 @@ class ProcessOwners:
     def _find_early_owner(self, lookup: ContainerLookup) -> ProcessOwner:
         if lookup.outcome in FAILED_LOOKUPS:
             return ProcessOwner(problem=lookup.outcome)
+        # Outside a container, the process may belong to a Slurm job or a user.
         if lookup.outcome != "found" and not lookup.workload.user:
             return NOT_IN_POD
 
         owner = self._make_owner(lookup.workload)
-        # The names of a new container may not have been read yet.
+        # An owner has a container only while its pod is unknown. It may be new, so read the names.
         if owner.container:
             self._read_identities()
             owner = self._make_owner(lookup.workload)
@@ -333,7 +334,9 @@ class ProcessOwners:
             user = UNKNOWN_USER if self._finder.finds_users else None
             owner = ProcessOwner(user, lookup.outcome)
         elif lookup.outcome == "gone":
-            owner = self._find_ended_owner(before, was_gone=lookup == lookup_before)
+            # Processes that both lookups did not find may run, but be hidden.
+            was_gone = lookup == lookup_before
+            owner = self._find_ended_owner(before, was_gone)
         elif before and container_id and container_id == before.container_id:
             # Keeps the names of the container, which may no longer be listed.
             owner = self._make_owner(before)
@@ -352,6 +355,7 @@ class ProcessOwners:
         )
 
     def _find_ended_owner(self, before: Workload | None, was_gone: bool) -> ProcessOwner:
+        """`before`: the last known owner. `was_gone`: the last lookup did not find it either."""
         if before:
             return self._make_owner(before)
         if was_gone and self._finder.finds_users:

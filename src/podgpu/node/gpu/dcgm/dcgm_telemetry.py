@@ -325,10 +325,11 @@ class DcgmTelemetry:
         return self._companion.release(wait / 2) and closed
 
     def _close(self, wait: float) -> bool:
+        """Returns False if a call does not return in time, so the connection stays open."""
         if not self._connection.close(wait, self._watches.stop):
             return False
         with self._watches.lock:
-            # On a lost connection, they were not stopped.
+            # `close` does not stop the watches if the connection was lost.
             self._watches.clear()
             self._details = {}
         return True
@@ -525,7 +526,7 @@ def check_health(
 ) -> Details | None:
     """Returns the result of each health check for each GPU.
 
-    If a check has several incidents, returns the worst.
+    If a check has several incidents, returns the worst. Returns None if DCGM cannot check.
     """
     worst: _Incidents = {}
     kind = s.HealthResponseV5 if connection.major >= 4 else s.HealthResponseV4
@@ -559,7 +560,10 @@ def _make_health_details(gpu_id: int, worst: _Incidents) -> list[Detail]:
 
 
 def read_p2p(connection: DcgmConnection, gpu_ids: Sequence[int]) -> Details | None:
-    """Returns the state of the NVLink connection between each GPU and its peers."""
+    """Returns the state of the NVLink connection between each GPU and its peers.
+
+    Returns None if DCGM does not know it.
+    """
     status = s.make_struct(s.NvLinkP2PStatus)
     if not connection.try_call("dcgmGetNvLinkP2PStatus", byref(status)):
         return None

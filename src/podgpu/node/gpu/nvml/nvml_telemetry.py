@@ -320,6 +320,7 @@ class NvmlTelemetry:
     def _read_peers(self, gpu: NvmlGpu) -> Iterator[Detail]:
         """Yields the state of the NVLink connection between the GPU and each other GPU."""
         index = self._driver.constant("NVML_P2P_CAPS_INDEX_NVLINK")
+        # A copy, because the next inventory can add GPUs during a reading that takes long.
         for peer in list(self._gpus.values()):
             if peer.device.uuid == gpu.device.uuid:
                 continue

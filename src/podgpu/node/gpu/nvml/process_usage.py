@@ -136,7 +136,7 @@ class EnergyReader:
         self._last = previous._last
 
     def read_power(self) -> int | None:
-        """Returns the power in milliwatts.
+        """Returns the power in milliwatts, or None if it is unknown.
 
         Ignores errors, because power only helps to split energy among windows.
         """
