@@ -387,6 +387,7 @@ class Credentials:
         return _check_token(text, config.token_file)
 
     def _load_tls(self, credential: Credential) -> ssl.SSLContext | None:
+        """Returns None if the API server is read without TLS."""
         config = self._config
         if not config.server.startswith("https:"):
             return None

@@ -155,6 +155,7 @@ def _list_files() -> list[str]:
 
 
 def _find_service_account(directory: str) -> ApiConfig | None:
+    """Returns None outside a pod, and in a pod without a service account."""
     host = os.environ.get("KUBERNETES_SERVICE_HOST")
     port = os.environ.get("KUBERNETES_SERVICE_PORT")
     token = os.path.join(directory, "token")

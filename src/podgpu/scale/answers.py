@@ -85,7 +85,10 @@ def _compute_mean(
 def _read_value(
     samples: RoundSamples, keys: Sequence[SampleKey], metric: ScalingMetric
 ) -> float | None:
-    """Returns the value in one round. Only the metric USED allows several keys."""
+    """Returns the value in one round, or None if no key has one.
+
+    Only the metric USED allows several keys.
+    """
     total: float | None = None
     devices = 0.0
     for key in keys:

@@ -180,7 +180,10 @@ def _measure_used(devices: Sequence[_PodDevice], settings: ViewSettings) -> dict
 
 
 def _measure_idle(devices: Iterable[_PodDevice]) -> float | None:
-    """Returns the seconds for which all containers of a pod have been idle, or None."""
+    """Returns for how many seconds all containers of a pod have been idle.
+
+    None if a container is not idle, or if this is unknown.
+    """
     least = inf
     for device in devices:
         for part in device.parts:
