@@ -159,11 +159,12 @@ class TaintWriter:
         selector = f"spec.driver={NVIDIA_DRIVER},spec.nodeName={self._node}"
         path = f"{_GROUP}/v1/resourceslices"
         devices = []
-        for item in read_list(await self._client.get(path, {"fieldSelector": selector}), "items"):
-            pool = parse_slice(item)
-            for device in pool.devices:
+        answer = await self._client.get(path, {"fieldSelector": selector})
+        for item in read_list(answer, "items"):
+            pool_slice = parse_slice(item)
+            for device in pool_slice.devices:
                 if device.uuid:
-                    devices.append((device.uuid, DraDeviceRef(pool.pool, device.name)))
+                    devices.append((device.uuid, DraDeviceRef(pool_slice.pool, device.name)))
 
         return devices
 

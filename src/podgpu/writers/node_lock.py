@@ -24,6 +24,7 @@ class NodeLock:
         if self._descriptor is not None:
             return True
 
+        self.problem = ""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
             descriptor = os.open(self.directory, flags)
@@ -34,7 +35,7 @@ class NodeLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.problem = ""
+            # Another exporter has the lock, which is no problem.
             os.close(descriptor)
             return False
         except OSError as error:
@@ -42,7 +43,6 @@ class NodeLock:
             os.close(descriptor)
             return False
 
-        self.problem = ""
         self._descriptor = descriptor
         return True
 

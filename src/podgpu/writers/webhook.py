@@ -188,6 +188,7 @@ class Webhook(Watch):
         return notes
 
     def update(self) -> None:
+        """Sends the notices that are due. Sets the pause until the next call."""
         self.pause = _SECONDS
         state = self._read_state()
         # A view of too many GPUs to read all has no list of broken GPUs.
@@ -195,28 +196,32 @@ class Webhook(Watch):
             return
 
         self._load()
+        wanted = self._find_wanted(state)
+        if wanted and self._clock.monotonic() >= self._due:
+            asyncio.run(self._send_all(wanted))
+        self._save()
+
+        if wanted:
+            # A request that failed is repeated when it is due. If there were too many notices for
+            # this time, the next call sends the others after a second.
+            wait = self._due - self._clock.monotonic()
+            self.pause = min(_SECONDS, max(1.0, wait))
+
+    def _find_wanted(self, state: ClusterState) -> list[Notice]:
+        """Returns the notices to send. Forgets what is over, and what is too much to remember."""
         now = self._clock.wall()
-        monotonic = self._clock.monotonic()
         situation = find_situation(state, self._settings.idle_after, now)
-        notices, over = self._book.compare(situation, self._reported, now, monotonic)
+        notices, over = self._book.compare(situation, self._reported, now, self._clock.monotonic())
         for key in over:
             self._forget(key)
         for key in list_oldest(self._reported.items()):
             self._forget(key)
 
         wanted = [notice for notice in notices if notice.event in self._settings.events]
+        # The others count as reported, because a recovery is only found after its problem.
         unwanted = [notice for notice in notices if notice.event not in self._settings.events]
-        # They count as reported, because a recovery is only found after its problem.
         self._mark(unwanted, now)
-        if wanted and monotonic >= self._due:
-            asyncio.run(self._send_all(wanted))
-
-        self._save()
-        if wanted:
-            # A request that failed is repeated when it is due. Those that were too many for this
-            # time are sent at once.
-            wait = self._due - self._clock.monotonic()
-            self.pause = min(_SECONDS, max(1.0, wait))
+        return wanted
 
     # What was reported
 

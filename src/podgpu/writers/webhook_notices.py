@@ -304,7 +304,7 @@ class NoticeBook:
     ) -> tuple[list[Notice], list[str]]:
         """Returns the notices to send, and the keys in `reported` that are over without a notice.
 
-        `now`: Unix time.
+        Remembers when each notice was first seen. `now`: Unix time.
         """
         present = situation.notices
         # What the first comparison finds may have begun before the start.
