@@ -151,6 +151,38 @@ class _Part(NamedTuple):
     new: Sequence[Period]  # periods in the part
 
 
+@dataclass(slots=True)
+class _Queue:
+    """What the periods up to now show about the processes that may wait. No position is -1."""
+
+    longest: float  # a period that is longer was extended beyond a slice
+    # Minimum length, by pid, of periods that end with idle time. Empty if no period does.
+    idle_from: Mapping[int, float]
+    # Position of each process's last period.
+    last: dict[int, int] = field(default_factory=dict)
+    # Position of the earliest period in which a process that has not run since can have begun to
+    # wait.
+    earliest: int = -1
+    # Position of the last period that ended with idle time.
+    last_idle: int = -1
+
+    def add(self, position: int, period: Period) -> None:
+        pid, began, _, until = period
+        length = until - began
+
+        # By round-robin, every process that waited at the previous period has run since.
+        previous = self.last.get(pid, -1)
+        if self.earliest <= previous:
+            self.earliest = previous + 1
+        self.last[pid] = position
+
+        # Others can have begun to wait only during the last slice of this period.
+        if length > self.longest:
+            self.earliest = position
+        if self.idle_from and length > self.idle_from.get(pid, self.longest):
+            self.last_idle = position
+
+
 class WaitEstimator:
     """Estimates waiting times on one engine.
 
@@ -252,74 +284,52 @@ class WaitEstimator:
     ) -> dict[int, _Waits]:
         """Finds how long each process waited before each of its new periods, by pid."""
         lead = residency.costs.lead
-        longest = self.slice * _LONG
-        idle_from = self._find_idle_ends(residency, busy)
+        queue = _Queue(self.slice * _LONG, self._find_idle_ends(residency, busy))
         busy_shares = {pid: busy.get(pid, 0) / ns for pid, ns in residency.resident.items()}
         waits_by_pid: defaultdict[int, _Waits] = defaultdict(_Waits)
         periods = [*part.recent, *part.new]
         first_new = len(part.recent)
         self.intervals = []
 
-        # Position of each process's last period.
-        last: dict[int, int] = {}
-        # Position of the earliest period in which a process that has not run since can have begun
-        # to wait.
-        earliest = -1
-        # Position of the last period that ended with idle time.
-        last_idle = -1
-
-        for position, (pid, began, _, until) in enumerate(periods):
-            previous = last.get(pid, -1)
-            last[pid] = position
+        for position, period in enumerate(periods):
+            pid = period.pid
             if position >= first_new and pid != KERNEL_PID:
                 waits = waits_by_pid[pid]
                 waits.periods += 1
                 # It waits only if others ran since its last period.
-                if -1 < previous < position - 1:
-                    end = began - lead
-                    wait = self._estimate_wait(
-                        periods, previous, position, end, earliest, last_idle, busy_shares
-                    )
+                if -1 < queue.last.get(pid, -1) < position - 1:
+                    end = period.began - lead
+                    wait = self._estimate_wait(periods, position, end, queue, busy_shares)
                     waits.add(wait, end, periods[wait.first : position])
                     # The process may also have waited while its context was restored.
                     waits.most += lead
                     self.intervals.append((end - wait.estimate, end, pid))
 
-            # By round-robin, every process that waited at `previous` has run since.
-            if earliest <= previous:
-                earliest = previous + 1
-            # Others can have begun to wait only during the last slice of this period.
-            length = until - began
-            if length > longest:
-                earliest = position
-            # Without `idle_from`, no period ended with idle time.
-            if idle_from and length > idle_from.get(pid, longest):
-                last_idle = position
+            queue.add(position, period)
         return waits_by_pid
 
     def _estimate_wait(
         self,
         periods: Sequence[Period],
-        previous: int,
         position: int,
         end: int,
-        earliest: int,
-        last_idle: int,
+        queue: _Queue,
         busy_shares: Mapping[int, float],
     ) -> _Wait:
-        """Estimates how long a process waited between its periods at `previous` and `position`.
+        """Estimates how long a process waited before its period at `position`.
 
-        `end`: end of the wait. `earliest`, `last_idle`: see `_find_waits`.
+        `end`: end of the wait. `queue`: without this period.
         """
         # At most, it has waited since the end of its last period.
+        previous = queue.last[periods[position].pid]
         _, began, _, until = periods[previous]
         first = previous + 1
         estimate = end - until
         most = estimate
 
-        if earliest > previous:
+        if queue.earliest > previous:
             # The work arrived during the period `earliest`.
-            first = earliest
+            first = queue.earliest
             runner, began, _, until = periods[first]
             length = until - began
             after = end - until
@@ -333,12 +343,12 @@ class WaitEstimator:
             # It was preempted, and may also have waited while its own context was saved.
             return _Wait(first, estimate, estimate, most + MAX_SAVE_NS)
 
-        if last_idle >= first:
+        if queue.last_idle >= first:
             # The work arrived in the middle of the period after the idle one. If there is none, it
             # arrived at the end of the idle period.
-            first = min(last_idle + 1, position - 1)
+            first = min(queue.last_idle + 1, position - 1)
             _, began, _, until = periods[first]
-            within = 0 if first == last_idle else (until - began) // 2
+            within = 0 if first == queue.last_idle else (until - began) // 2
             estimate = min(estimate, end - until + within)
         return _Wait(first, estimate, 0, most)
 
