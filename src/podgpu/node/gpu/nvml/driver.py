@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pynvml
 
@@ -253,6 +253,11 @@ class DeviceHandle:
     handle: Any = field(compare=False, hash=False)
 
 
+class GpuLayout(NamedTuple):
+    gpu: DeviceHandle
+    instances: tuple[DeviceHandle, ...] = ()  # MIG instances
+
+
 def open_gpu(driver: NvmlDriver, index: int) -> DeviceHandle:
     """Returns the GPU with this index. Raises SourceError if it cannot be opened."""
     handle = driver.call("nvmlDeviceGetHandleByIndex", index)
@@ -323,9 +328,9 @@ Larger pids are ignored, because they are uninitialized memory of the driver.
 """
 
 
-def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[ProcessUsage, ...]:
+def list_processes(driver: NvmlDriver, layout: GpuLayout) -> tuple[ProcessUsage, ...]:
     """Lists the processes on a GPU and its MIG instances. Raises Unsupported or SourceError."""
-    gpu = layout[0]
+    gpu = layout.gpu
     targets = _list_targets(driver, layout)
     # Nothing can run in MIG mode without instances, and the GPU's own lists may be refused.
     if gpu.device.mig_enabled and len(targets) == 1:
@@ -354,11 +359,11 @@ def list_processes(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> tuple[
     return _deduplicate(usages)
 
 
-def _list_targets(driver: NvmlDriver, layout: Sequence[DeviceHandle]) -> list[tuple[Any, str]]:
+def _list_targets(driver: NvmlDriver, layout: GpuLayout) -> list[tuple[Any, str]]:
     """Returns handle and device key of the GPU, and of each of its MIG devices."""
-    gpu, *instances = layout
+    gpu = layout.gpu
     targets = [(gpu.handle, gpu.device.uuid)]
-    for instance in instances:
+    for instance in layout.instances:
         for uuid in instance.device.mig_uuids:
             handle = driver.call("nvmlDeviceGetHandleByUUID", uuid)
             targets.append((handle, instance.device.key))

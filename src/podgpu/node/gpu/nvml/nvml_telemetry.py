@@ -39,6 +39,7 @@ from podgpu.node.gpu.nvml.driver import (
     DeviceHandle,
     DevicePlan,
     GpmSampler,
+    GpuLayout,
     NvmlDriver,
     handle_address,
     list_instances,
@@ -231,7 +232,7 @@ class NvmlTelemetry:
         if previous is not None:
             # The MIG mode is known until it is read again.
             device = replace(gpu.device, mig_enabled=previous.device.mig_enabled)
-            gpu.layout = (replace(handle, device=device),)
+            gpu.layout = GpuLayout(replace(handle, device=device))
             gpu.usage_reader.continue_after(previous.usage_reader)
 
         self._gpus[uuid] = gpu
@@ -343,7 +344,7 @@ class NvmlTelemetry:
         """Opens the GPU's context-switch log. Raises SourceError."""
         with self._hold(gpu) as opened:
             return self.switch_logs.open_listener(
-                self._driver, opened.layout[0], self._settings.wall
+                self._driver, opened.layout.gpu, self._settings.wall
             )
 
     @contextmanager
@@ -422,8 +423,7 @@ class NvmlGpu:
         self, driver: NvmlDriver, gpu: DeviceHandle, settings: UsageSettings, xids: XidWatcher
     ) -> None:
         self._driver = driver
-        # The GPU, then its MIG instances, at the last reading.
-        self.layout: tuple[DeviceHandle, ...] = (gpu,)
+        self.layout = GpuLayout(gpu)  # at the last reading
         self.handle_lock = threading.Lock()  # held while the handle is checked
         # True if the last reading succeeded. None before the first reading.
         self.answers: bool | None = None
@@ -453,7 +453,7 @@ class NvmlGpu:
         unsupported: list[tuple[str, int]] = []
         dropped = []
         errors = []
-        for target in self.layout:
+        for target in (self.layout.gpu, *self.layout.instances):
             plan = self._find_plan(target, fields)
             values[target.device] = plan.read(now)
             for field_id in sorted(plan.guard.unsupported):
@@ -484,11 +484,11 @@ class NvmlGpu:
 
     @property
     def device(self) -> Device:
-        return self.layout[0].device
+        return self.layout.gpu.device
 
     @property
     def handle(self) -> Any:
-        return self.layout[0].handle
+        return self.layout.gpu.handle
 
     def _register_xids(self) -> None:
         """Registers the GPU for XIDs. If this fails, the next reading retries."""
@@ -503,8 +503,7 @@ class NvmlGpu:
         except SourceError as e:
             _log.debug("XID errors of %s cannot be watched: %s", self.device.text, e)
 
-    def read_layout(self) -> tuple[DeviceHandle, ...]:
-        """Returns the GPU, then its MIG instances."""
+    def read_layout(self) -> GpuLayout:
         now = self._clock()
         enabled = False
         if self._has_mig and now - self._mig_off_at >= _MIG_OFF_SECONDS:
@@ -515,22 +514,22 @@ class NvmlGpu:
             if not enabled:
                 self._mig_off_at = now
 
-        gpu = self.layout[0]
+        gpu = self.layout.gpu
         if gpu.device.mig_enabled != enabled:
             gpu = replace(gpu, device=replace(gpu.device, mig_enabled=enabled))
 
         instances = list_instances(self._driver, gpu) if enabled else []
-        return (gpu, *instances)
+        return GpuLayout(gpu, tuple(instances))
 
     def _follow_layout(self) -> None:
-        devices = self.read_layout()
-        if devices != self.layout:
-            state = "on" if devices[0].device.mig_enabled else "off"
-            profiles = ", ".join(instance.device.profile for instance in devices[1:]) or "none"
+        layout = self.read_layout()
+        if layout != self.layout:
+            state = "on" if layout.gpu.device.mig_enabled else "off"
+            profiles = ", ".join(each.device.profile for each in layout.instances) or "none"
             _log.info("GPU %d: MIG %s, instances: %s", self.device.index, state, profiles)
             self._drop_plans()
 
-        self.layout = devices
+        self.layout = layout
 
     def _find_plan(self, target: DeviceHandle, fields: Sequence[Field]) -> DevicePlan:
         device = target.device
@@ -556,7 +555,7 @@ class NvmlGpu:
 
         self._slow_values_at = now
         details = [fields()[number] for number in detail_helps()]
-        plan = self._find_plan(self.layout[0], details)
+        plan = self._find_plan(self.layout.gpu, details)
         self._slow_values = plan.read(now)
         self._links_up = self._count_links()
 

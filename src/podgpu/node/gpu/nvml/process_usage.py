@@ -29,6 +29,7 @@ from podgpu.node.gpu.nvml.driver import (
     DeviceHandle,
     FirmwarePhase,
     GpmSampler,
+    GpuLayout,
     NvmlDriver,
     list_processes,
     translate,
@@ -223,7 +224,7 @@ class UsageReader:
         self._clock = settings.clock
 
         self._guard: CallGuard[str] = CallGuard()
-        self._layout: tuple[DeviceHandle, ...] = ()
+        self._layout: GpuLayout | None = None  # None before the first reading
         self._gpm: dict[str, GpmSampler] = {}  # samplers of the MIG instances, by device key
 
         self._window_start: _WindowStart | None = None  # None before the first window
@@ -243,7 +244,7 @@ class UsageReader:
 
     def read(
         self,
-        layout: tuple[DeviceHandle, ...],
+        layout: GpuLayout,
         shared: Collection[str],
         find: FindProcesses,
     ) -> DeviceUsage:
@@ -253,7 +254,7 @@ class UsageReader:
         """
         self._guard.begin()
         self._follow_layout(layout)
-        device = layout[0].device
+        device = layout.gpu.device
 
         memory = self._read_memory(_MEMORY, self._handle)
         running: Sequence[ProcessUsage] | None = None
@@ -261,9 +262,9 @@ class UsageReader:
             list_running = partial(list_processes, self._driver, layout)
             running = self._guard.attempt(_PROCESS_LIST, list_running)
         if self._splitter is not None:
-            self._splitter.begin_reading(layout[0], running, shared, find)
+            self._splitter.begin_reading(layout.gpu, running, shared, find)
 
-        instances = tuple(self._read_instance(instance, running) for instance in layout[1:])
+        instances = tuple(self._read_instance(instance, running) for instance in layout.instances)
         busy = BusyTime() if device.mig_enabled else self._read_busy()
 
         # Energy is read last, so that its slow call (5 to 20 ms) does not separate the other calls.
@@ -303,19 +304,19 @@ class UsageReader:
         if self._splitter is not None:
             self._splitter.close()
 
-    def _follow_layout(self, layout: tuple[DeviceHandle, ...]) -> None:
+    def _follow_layout(self, layout: GpuLayout) -> None:
         if self._layout != layout:
             self.close()
             # MIG mode supports other functions.
             self._guard.unsupported.clear()
 
-            for instance in layout[1:]:
+            for instance in layout.instances:
                 sampler = GpmSampler(self._driver, self._handle, instance.device.gi_id)
                 self._gpm[instance.device.key] = sampler
             self._layout = layout
 
         # In MIG mode, the whole GPU has no windows.
-        if layout[0].device.mig_enabled:
+        if layout.gpu.device.mig_enabled:
             self._window_start = None
 
     def _make_usage(
