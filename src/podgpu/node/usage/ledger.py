@@ -891,18 +891,14 @@ class Ledger:
     def _open(self, owned: OwnedUsage, workload: Workload, account: Account | None) -> Account:
         """Returns the open account, or reopens or creates one.
 
-        A pod with a new UID gets a new account.
+        `account`: the open account of this name, if there is one.
         """
-        uid = workload.uid
         closed = self._closed.pop((owned.device.key, workload.key), None)
-        # Without a UID, it is unknown whether it is the same pod.
-        if account is None and closed is not None and uid and uid == closed.workload.uid:
-            account = closed
-
-        if account is None or (uid and account.workload.uid not in ("", uid)):
+        account = _find_same_pod(workload.uid, account, closed)
+        if account is None:
             account = Account(workload, self._counted_since)
-        elif not uid:
-            # This time, the source did not report it.
+        elif not workload.uid:
+            # This time, the source did not report the UID.
             workload = structs.replace(workload, uid=account.workload.uid)
         account.workload = workload
 
@@ -935,6 +931,20 @@ class Ledger:
             del self._closed[closed]
         for key in list(self._namespaces)[: -self._max_namespaces]:
             del self._namespaces[key]
+
+
+def _find_same_pod(uid: str, account: Account | None, closed: Account | None) -> Account | None:
+    """Returns which of a workload's two accounts is of this pod, or None for a new pod.
+
+    `uid`: empty if it is unknown.
+    """
+    if account is not None:
+        is_other = uid and account.workload.uid not in ("", uid)
+        return None if is_other else account
+    # Without a UID, a pod may be a new one with the same name.
+    if closed is not None and uid and uid == closed.workload.uid:
+        return closed
+    return None
 
 
 def _sums(before: Document, window: Document, counters: Iterable[str]) -> dict[str, Any]:
