@@ -132,7 +132,7 @@ def compute_value(snapshot: MetricsSnapshot, request: MetricRequest) -> MetricVa
     missing = [pod for pod in pods if pod.key not in answered and not snapshot.is_starting(pod)]
     if value is None or (missing and not request.skip_missing):
         raise _explain_missing(snapshot, request, missing)
-    return _raise_zero(value, snapshot, pods, request.idle_for)
+    return _avoid_zero(value, snapshot, pods, request.idle_for)
 
 
 def _compute_pods(
@@ -203,7 +203,7 @@ def compute_pod_values(snapshot: MetricsSnapshot, request: MetricRequest) -> dic
     for pod in pods:
         if pod.key in by_pod:
             value = by_pod[pod.key]
-            values[pod.name] = _raise_zero(value, snapshot, (pod,), request.idle_for)
+            values[pod.name] = _avoid_zero(value, snapshot, (pod,), request.idle_for)
 
     if not values:
         missing = [pod for pod in pods if not snapshot.is_starting(pod)]
@@ -211,7 +211,7 @@ def compute_pod_values(snapshot: MetricsSnapshot, request: MetricRequest) -> dic
     return values
 
 
-def _raise_zero(
+def _avoid_zero(
     value: MetricValue, snapshot: MetricsSnapshot, pods: Iterable[PodSeen], idle_for: float
 ) -> MetricValue:
     """Replaces 0 by MIN_VALUE unless all pods are known to be idle."""

@@ -144,7 +144,7 @@ class MetricsApi:
         self.calls: Counter[tuple[str, str]] = Counter()  # by API and HTTP status
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=64 * 1024, middlewares=[self._explain_errors])
+        app = web.Application(client_max_size=64 * 1024, middlewares=[self._guard])
         documents = make_discovery()
 
         async def discover(request: web.Request) -> web.StreamResponse:
@@ -162,15 +162,10 @@ class MetricsApi:
         return _respond(answer(self._store.snapshot(), request.match_info["version"], query))
 
     @web.middleware
-    async def _explain_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        allowed = (self.find_proxy() or FrontProxy()).allowed_names
-        name = _read_common_name(request)
-
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Rejects clients that are no front proxy, explains errors, and counts the calls."""
         try:
-            if allowed and name not in allowed:
-                raise forbidden(
-                    f"{name!r} may not act as a front proxy (requestheader-allowed-names)"
-                )
+            self._require_front_proxy(request)
             response = await handler(request)
         except Refusal as error:
             response = _respond_status(error.status, str(error))
@@ -181,6 +176,13 @@ class MetricsApi:
         if "path" in request.match_info:
             self.calls[API_GROUP, str(response.status)] += 1
         return response
+
+    def _require_front_proxy(self, request: web.Request) -> None:
+        proxy = self.find_proxy() or FrontProxy()
+        name = _read_common_name(request)
+        # Without names, every certificate of the front proxy's CA is allowed.
+        if proxy.allowed_names and name not in proxy.allowed_names:
+            raise forbidden(f"{name!r} may not act as a front proxy (requestheader-allowed-names)")
 
 
 def _respond(body: KubeObject, code: int = 200) -> web.Response:

@@ -62,7 +62,7 @@ class _Wanted:
 
     taints: Mapping[str, str]  # UUID of a broken GPU -> value of its taint
     gpus: Mapping[str, str]  # UUID of a device of a broken GPU, such as a MIG device -> that GPU
-    ended: frozenset[str]  # UUIDs of GPUs that are not broken
+    intact: frozenset[str]  # UUIDs of GPUs that are not broken: they have no taints
 
 
 class TaintWriter:
@@ -78,6 +78,7 @@ class TaintWriter:
         self._version = VERSIONS[0]
 
     def update(self, update: NodeUpdate) -> list[Write]:
+        """Returns a write if taints must change, and from time to time while a GPU is broken."""
         if update.is_stale:
             return []
 
@@ -89,9 +90,9 @@ class TaintWriter:
                 gpus[part] = uuid
 
         taints = {uuid: make_taint_value(record) for uuid, record in broken.items()}
-        # `podgpu forget` removes a GPU from the records.
-        ended = frozenset(self._parts) - broken.keys()
-        wanted = _Wanted(taints, gpus, ended)
+        # Includes GPUs that `podgpu forget` removed from the records.
+        intact = frozenset(self._parts) - broken.keys()
+        wanted = _Wanted(taints, gpus, intact)
 
         seconds = self._clock.monotonic() - self._done_at
         is_due = bool(broken) and seconds >= RESYNC_SECONDS
@@ -124,7 +125,7 @@ class TaintWriter:
 
         for name, rule in present.items():
             gpu = read_map(rule["metadata"], "annotations").get(_GPU_ANNOTATION)
-            if name not in desired and gpu in wanted.ended:
+            if name not in desired and gpu in wanted.intact:
                 await delete_if_present(self._client, f"{self._path}/{name}")
 
         self._done = wanted

@@ -247,6 +247,7 @@ class TelemetryCollector:
         if devices is None:
             devices = self._absent.get(gpu.uuid, ())
 
+        # The driver never listed a GPU without a model. An allocation source named its UUID.
         is_read = any(device.model for device in devices)
         if not is_read:
             return (gpu,)
@@ -294,7 +295,8 @@ class TelemetryCollector:
         if expected is None:
             expected = self._most_seen
         missing = max(0, expected - visible)
-        lost_if_expected = missing - len(self._forgotten)
+        # If the PCI bus lists the removed GPUs, they are among the missing ones.
+        lost = missing - len(self._forgotten)
 
         listed = {gpu.uuid for gpu in self._inventory.gpus}
         silent = len(listed - self._forgotten) - visible
@@ -305,8 +307,8 @@ class TelemetryCollector:
         # An absent GPU may have been replaced by a listed one, so not more than are missing.
         others = min(missing, silent + unlisted)
 
-        # If the bus does not list the removed GPUs, the first number is too small.
-        return max(lost_if_expected, others)
+        # If the bus does not list the removed GPUs, `lost` is too small.
+        return max(lost, others)
 
     # Result
 

@@ -53,16 +53,9 @@ def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, Re
         default = f"{_COUNTERS_DIRECTORY}/{SHIPPED['default']}"
         chosen = default if os.path.exists(default) else "default"
 
-    shipped = shipped_counters(chosen, names)
+    shipped = _find_shipped(chosen, names)
     if shipped is not None:
         return shipped, None
-
-    directory, name = os.path.split(chosen)
-    if directory == _COUNTERS_DIRECTORY and not os.path.exists(chosen):
-        shipped = shipped_counters(name, names)
-        if shipped:
-            _log.info("%s does not exist; using podgpu's copy of it", chosen)
-            return shipped, None
 
     read = counters_in_file(chosen, names)
     try:
@@ -72,6 +65,22 @@ def read_counters(chosen: str, names: NameSet = "4.8") -> tuple[CounterSpecs, Re
         if e.reason == "file_missing":
             choices = f"; give a CSV file or one of {', '.join(SHIPPED)}, none"
         raise UsageError(f"-f {e}{choices}") from e
+
+
+def _find_shipped(chosen: str, names: NameSet) -> CounterSpecs | None:
+    """Returns podgpu's own counters. None if `chosen` is another file."""
+    shipped = shipped_counters(chosen, names)
+    if shipped is not None:
+        return shipped
+
+    # Options for dcgm-exporter name a file that exists in its image only.
+    directory, name = os.path.split(chosen)
+    if directory != _COUNTERS_DIRECTORY or os.path.exists(chosen):
+        return None
+    shipped = shipped_counters(name, names)
+    if shipped is not None:
+        _log.info("%s does not exist; using podgpu's copy of it", chosen)
+    return shipped
 
 
 def counters_in_file(path: str, names: NameSet) -> ReadCounters:

@@ -741,7 +741,7 @@ def _add_evidence(
 ) -> DeviceUsage:
     """Adds what the log shows even if the busy time cannot be divided by it.
 
-    These are the last times of all processes, or that no process waited.
+    This is when each process was last resident, or that no process waited.
     """
     is_complete = residency.unknown == 0
     if is_complete:
@@ -767,7 +767,7 @@ def _check_is_complete(residency: Residency, window_ns: int, busy_ns: int, known
 
     `known`: pids of processes that exist.
     """
-    # The clocks of the log and of the reading must agree, too.
+    # The windows of the log and of the usage must also have the same length.
     missing = max(residency.unknown, abs(residency.window - window_ns))
     if residency.unloaded:
         # Nothing can have run while no context was loaded, so the GPU was busy at most this long.
