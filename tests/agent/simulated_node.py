@@ -46,6 +46,8 @@ class SimulatedNode:
         **agent: Any,
     ) -> None:
         self.time, self.leapt = 1000.0, 0.0
+        self.on_time: Callable[[], object] = lambda: None
+        """Called by each look at the clock, so also in the middle of a reading."""
         self.driver = FaultyNvml(
             gpus, clock=self.monotonic, wall=self.wall, driver_version=driver_version
         )
@@ -71,6 +73,7 @@ class SimulatedNode:
         stop_after_test.append(self.stop)
 
     def monotonic(self) -> float:
+        self.on_time()
         return self.time
 
     def wall(self) -> float:

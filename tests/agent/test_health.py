@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -153,6 +154,36 @@ def test_the_last_holder_of_a_lost_gpu_and_forgetting_it(
     assert bench.client.ask("/health").text == "OK\n"
     assert run(command) == 1
     assert "has never had one" in capsys.readouterr().err
+
+
+def test_a_document_is_made_of_one_allocation(bench: GpuBench) -> None:
+    """A lost GPU has either holders or last holders, also if they change during a publication."""
+    bench.faults.lose(1, enumerated=False)
+    bench.expected = 3
+    bench.turns(40)
+    readings = []
+    holders = 0
+
+    def read_allocation() -> None:
+        nonlocal holders
+        if threading.current_thread() is not threading.main_thread():
+            return
+        holders = 1 - holders
+        bench.crowd(1, holders)
+        reading = threading.Thread(target=bench.agent.read_allocation)
+        readings.append(reading)
+        reading.start()
+        reading.join(0.2)
+
+    bench.on_time = read_allocation
+    bench.agent.read_telemetry()
+    published = bench.agent.published
+    bench.on_time = lambda: None
+    for reading in readings:
+        reading.join()
+
+    [lost] = [gpu for gpu in published.state.devices if gpu.uuid == bench.uuid(1)]
+    assert bool(lost.holders) != bool(lost.last_holders)
 
 
 @pytest.mark.fault(

@@ -240,7 +240,10 @@ class Agent:
     def read_allocation(self) -> None:
         telemetry = self._results.telemetry
         devices = add_memory(telemetry.devices, telemetry.values)
-        self._results.allocation = self._allocations.read(devices)
+        allocation = self._allocations.read(devices)
+        with self._publishing:
+            self._results.allocation = allocation
+
         self._publish()
 
     def read_usage(self) -> None:
@@ -274,7 +277,9 @@ class Agent:
                 # a collection matches none of the counters
                 result = replace(result, error=SourceError("malformed", str(e)))
 
-        self._results.counters = (self._errors.record(COUNTERS, result),)
+        status = self._errors.record(COUNTERS, result)
+        with self._publishing:
+            self._results.counters = (status,)
 
     def _use_counters(self, counters: CounterSpecs) -> None:
         """Raises UsageError if a collection matches none of the counters."""
