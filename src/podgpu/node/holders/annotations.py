@@ -33,6 +33,7 @@ from podgpu.model import (
     Allocation,
     Assignment,
     Device,
+    PodName,
     Unmapped,
     VcudaRequest,
     Workload,
@@ -483,35 +484,21 @@ def replace_reservations(
     holder that another source reports for this GPU has an unknown fraction.
     """
     records = {(pod.namespace, pod.name): pod for pod in pods}
-    reserved: dict[PodRecord, set[str]] = defaultdict(set)
-    unknown_devices = set()
-    replaced: dict[str, Allocation] = {}
-
+    reservations = _Reservations(records, complete)
+    removed: dict[str, Allocation] = {}
     # The members of groups are added to this source, also if it is not used or has failed.
     if pods and SOURCE not in readings:
-        replaced[SOURCE] = Allocation()
-
+        removed[SOURCE] = Allocation()
     for source, reading in readings.items():
-        kept = []
-        unmapped = list(reading.unmapped)
-        for assignment in reading.assignments:
-            holder = complete_if_certain(complete, assignment.holder)
-            pod = records.get(holder.pod_name)
-            if pod is not None and _is_reservation(pod):
-                reserved[pod].add(assignment.device)
-            elif pod is None and holder.is_reservation:
-                # Only its name shows that it is a reservation. Its group is unknown.
-                unmapped.append(Unmapped(source, "reserved", assignment.device, "", holder))
-                unknown_devices.add(assignment.device)
-            elif holder.namespace not in _SCALING_NAMESPACES:
-                kept.append(assignment)
-        replaced[source] = replace(reading, assignments=tuple(kept), unmapped=tuple(unmapped))
+        removed[source] = reservations.remove_from(source, reading)
 
-    replaced = {
-        source: _mark_shared(reading, unknown_devices) for source, reading in replaced.items()
-    }
+    # All readings must have been searched before.
+    replaced = {}
+    for source, reading in removed.items():
+        replaced[source] = _mark_shared(reading, reservations.unknown_devices)
+
     if pods:
-        members = _find_members(pods, reserved, devices)
+        members = _find_members(pods, reservations.devices, devices)
         reading = replaced[SOURCE]
         replaced[SOURCE] = replace(
             reading,
@@ -519,6 +506,33 @@ def replace_reservations(
             unmapped=reading.unmapped + members.unmapped,
         )
     return replaced
+
+
+class _Reservations:
+    """The reservation pods in all readings."""
+
+    def __init__(self, records: Mapping[PodName, PodRecord], complete: Complete) -> None:
+        self._records = records
+        self._complete = complete
+        self.devices: dict[PodRecord, set[str]] = defaultdict(set)  # of each reservation pod
+        self.unknown_devices: set[str] = set()  # of reservations whose group is unknown
+
+    def remove_from(self, source: str, reading: Allocation) -> Allocation:
+        """Returns the reading without reservation pods. Adds their devices to the reservations."""
+        kept = []
+        unmapped = list(reading.unmapped)
+        for assignment in reading.assignments:
+            holder = complete_if_certain(self._complete, assignment.holder)
+            pod = self._records.get(holder.pod_name)
+            if pod is not None and _is_reservation(pod):
+                self.devices[pod].add(assignment.device)
+            elif pod is None and holder.is_reservation:
+                # Only its name shows that it is a reservation. Its group is unknown.
+                unmapped.append(Unmapped(source, "reserved", assignment.device, "", holder))
+                self.unknown_devices.add(assignment.device)
+            elif holder.namespace not in _SCALING_NAMESPACES:
+                kept.append(assignment)
+        return replace(reading, assignments=tuple(kept), unmapped=tuple(unmapped))
 
 
 def _mark_shared(reading: Allocation, devices: set[str]) -> Allocation:

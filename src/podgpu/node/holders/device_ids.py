@@ -141,6 +141,9 @@ class HeldId(NamedTuple):
     text: str
     share: float | None = None  # fraction of the device, if the source reports it
 
+    def to_unmapped(self, source: str, reason: str) -> Unmapped:
+        return Unmapped(source, reason, self.text, self.resource, self.holder)
+
 
 def is_gpu(held: HeldId, resource_names: frozenset[str]) -> bool:
     """Returns True for a GPU resource, and for an id that identifies a GPU.
@@ -172,17 +175,17 @@ def map_held(
     unmapped = set()
     for entry in held:
         device_id = parse(entry.text)
-        found: tuple[Device, ...] = ()
-        reason = "unrecognised_id"
-        if device_id is not None:
-            ids.append(device_id)
-            found = index.find(device_id)
-            reason = "unknown_device"
-            for device in found:
-                held_device = _HeldDevice(device, device_id, entry.share)
-                held_devices[device.key, entry.holder].append(held_device)
+        if device_id is None:
+            unmapped.add(entry.to_unmapped(source, "unrecognised_id"))
+            continue
+
+        ids.append(device_id)
+        found = index.find(device_id)
         if not found:
-            unmapped.add(Unmapped(source, reason, entry.text, entry.resource, entry.holder))
+            unmapped.add(entry.to_unmapped(source, "unknown_device"))
+        for device in found:
+            held_device = _HeldDevice(device, device_id, entry.share)
+            held_devices[device.key, entry.holder].append(held_device)
 
     if registered is not None:
         registered = _add_held(registered, ids)

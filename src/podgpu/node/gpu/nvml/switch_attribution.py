@@ -467,6 +467,21 @@ class _Estimate:
     busy: float = 0.0
     uncertainty: float = 0.0
 
+    def add_sampled(self, ns: int, was_busy: bool) -> None:
+        if was_busy:
+            self.busy += ns
+        self.uncertainty += ns * _SAMPLE_UNCERTAINTY
+
+    def add_learnt(self, times: Iterable[float], shares: Sequence[float]) -> None:
+        """Adds resident times by age class, and the busy share of each."""
+        busy = 0.0
+        uncertainty = 0.0
+        for ns, share in zip(times, shares, strict=True):
+            busy += ns * share
+            uncertainty += ns * share * (1 - share)
+        self.busy += busy
+        self.uncertainty += uncertainty
+
 
 class BusyShareModel:
     """Estimates the busy time of each process from samples that show whether the engine is busy.
@@ -516,7 +531,9 @@ class BusyShareModel:
             of_kind = shares[pid, age > _LONG_NS]
             return of_kind[_find_age_class(age)]
 
+        # Saving contexts is busy time of the device, but of no process.
         saving = _compute_saving(residency, share_at)
+        worked = max(0, busy - sum(saving.values()))
         estimates: defaultdict[int, _Estimate] = defaultdict(_Estimate)
         for pid, ns in saving.items():
             estimates[pid].busy -= ns
@@ -528,27 +545,17 @@ class BusyShareModel:
             ages.add(since - period.began)
             ages.add(until - period.began, periods=-1)
 
-            estimate = estimates[period.pid]
-            if was_busy:
-                estimate.busy += until - since
-            estimate.uncertainty += (until - since) * _SAMPLE_UNCERTAINTY
+            estimates[period.pid].add_sampled(until - since, was_busy)
 
         # The rest of the time is divided by learnt shares.
         for kind, ages in ages_by_kind.items():
-            learnt = 0.0
-            uncertainty = 0.0
-            for ns, share in zip(ages.compute_resident(), shares[kind], strict=True):
-                learnt += ns * share
-                uncertainty += ns * share * (1 - share)
             pid, _ = kind
-            estimates[pid].busy += learnt
-            estimates[pid].uncertainty += uncertainty
+            estimates[pid].add_learnt(ages.compute_resident(), shares[kind])
 
         limits = {}
         for pid, ns in residency.resident.items():
             limits[pid] = ns - saving.get(pid, 0)
 
-        worked = max(0, busy - sum(saving.values()))
         return _fit(worked, estimates, limits)
 
     def _compute_shares(self, kinds: Iterable[_Kind]) -> dict[_Kind, list[float]]:
