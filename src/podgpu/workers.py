@@ -190,6 +190,10 @@ class Workers:
         until: float,
         on_late: Callable[[], object] | None,
     ) -> Result[T]:
+        """Returns the result of a call, or an error if it has not returned by `until`.
+
+        Does not wait for a call that began earlier (not `is_new`), because it may hang.
+        """
         if is_new:
             call.done.wait(until - time.monotonic())
         if not call.done.is_set():

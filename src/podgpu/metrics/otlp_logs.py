@@ -67,6 +67,7 @@ class EventFinder:
                         yield _make_xid(name, gpu, device, xid)
 
     def _is_new(self, gpu: DeviceState, event: str, at: float | None) -> bool:
+        """Remembers the event, so that it is new only once."""
         key = gpu.uuid, event
         if at is None or at < self._since or at <= self._last.get(key, 0.0):
             return False

@@ -338,6 +338,10 @@ class NoticeBook:
     def _find_recovered(
         self, situation: Situation, reported: Mapping[str, ReportedNotice], now: float
     ) -> Iterator[Notice]:
+        """Yields a notice for each GPU that has worked again for some time.
+
+        Remembers since when the others work.
+        """
         earlier = self._well_since
         self._well_since = {}
         for key, each in reported.items():

@@ -30,8 +30,11 @@ class OrphanWatch:
         allocation: Allocation,
         now: float,
     ) -> dict[str, tuple[Orphan, ...]]:
-        """Returns the orphans by device key. `now`: Unix time."""
-        # Processes that are no orphans any more are dropped.
+        """Returns the orphans by device key, from a while after they were first seen.
+
+        `now`: Unix time.
+        """
+        # Replaces `_since`, so that processes that are no orphans any more are dropped.
         since: dict[_Key, float] = {}
         orphans: dict[str, list[Orphan]] = {}
         for process in _list_processes(usages):

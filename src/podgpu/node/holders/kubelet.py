@@ -99,7 +99,10 @@ class KubeletAllocation(AllocationSource):
         )
 
     def list_pods(self) -> Any:
-        """Calls List and returns the decoded answer. Raises SourceError if the call fails."""
+        """Calls List and returns the decoded answer. Raises SourceError if the call fails.
+
+        Counts restarts of the kubelet, see `Allocation.source_instance`.
+        """
         self._check_identity()
         try:
             answer = call_unary(self.socket, "/v1.PodResourcesLister/List", self.deadline)

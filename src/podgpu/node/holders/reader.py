@@ -317,7 +317,7 @@ class AllocationReader:
     ) -> set[PodName]:
         """Returns the pods that the kubelet has not listed for a while.
 
-        A restarted kubelet does not list all of its pods yet.
+        A restarted kubelet does not list all of its pods yet. Remembers when it last listed each.
         """
         listed_at = {}
         for name in OUTDATED & readings.keys():

@@ -585,16 +585,19 @@ class Account:
 
         Sets a counter to None if the workload may have run without being counted.
         """
-        changes: dict[str, Any] = {"counted_since": self.opened_at}
+        unknown: set[str] = set()
         if self.usage.wait_ratio is None:
-            changes |= dict.fromkeys(_WAITS)
+            unknown.update(_WAITS)
         if not self.is_measured:
-            changes |= dict.fromkeys(_MEASURED + _WAITS)
-        elif self.idle_streak_ns:
-            changes["idle_since"] = at - self.idle_streak_ns / NS
+            unknown.update(_MEASURED + _WAITS)
         # The maximum of an MPS client is known, although its busy time is not.
         if self.is_mps_client:
-            changes.pop("busy_max_ns", None)
+            unknown.discard("busy_max_ns")
+
+        changes: dict[str, Any] = dict.fromkeys(unknown)
+        changes["counted_since"] = self.opened_at
+        if self.is_measured and self.idle_streak_ns:
+            changes["idle_since"] = at - self.idle_streak_ns / NS
         if self.unallocated_ns >= unallocated_after_ns:
             changes["unallocated_since"] = at - self.unallocated_ns / NS
 
@@ -708,6 +711,7 @@ class Ledger:
 
         has_energy = self._devices.get(owned.device.uuid, device).energy_mj is not None
         is_visible = owned.processes is not None
+        is_busy_reported = is_visible and owned.usage.process_busy_ns is not None
         owners = owned.owners
         for workload, usage in usages.items():
             # It has used no known energy until the energy counter is read again.
@@ -715,7 +719,7 @@ class Ledger:
                 usage = structs.replace(usage, energy_mj=0)
             account = accounts[workload]
             account.add(usage, is_alone=is_visible and owners <= {workload})
-            if is_visible and owned.usage.process_busy_ns is not None:
+            if is_busy_reported:
                 # Without a process, there was nothing to measure.
                 was_measured = account.is_measured and not account.has_process
                 account.is_measured = usage.busy_ns is not None or was_measured
@@ -839,7 +843,7 @@ class Ledger:
     def _find_ended_owner(self, owned: OwnedUsage) -> Workload | None:
         """Returns the owner of all processes that ended since the last reading.
 
-        Returns None if they have several owners.
+        Returns None if they have several owners. Remembers the owners for the next reading.
         """
         if owned.processes is None:
             return None

@@ -413,6 +413,7 @@ class FieldWatch:
             latest.values[entity][wanted.id] = value
 
     def _is_fresh(self, entity: Entity, raw: Any) -> bool:
+        """Remembers when a value got a new timestamp. Returns False if that was too long ago."""
         key = entity, raw.fieldId
         now = self._clock()
         last = self._changes.get(key)
