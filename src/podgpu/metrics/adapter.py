@@ -168,16 +168,14 @@ class _ScrapedDevice:
             instance = builder.build_device(is_podgpu, keep_fields, is_lost)
             instances.append({"id": number, **instance})
 
-        # The device `nvidia0` has the maker `nvidia` and the index 0.
-        index = self.identity.get("index", "")
-        device_name = self.identity.get("device", "")
-        maker = device_name.rstrip("0123456789")
+        maker, number_in_name = _split_device_name(self.identity.get("device", ""))
+        index = self.identity.get("index") or number_in_name
         is_empty = not (values or present or self.holders or self.usage)
 
         return {
             **self.build_device(is_podgpu, keep_fields, is_lost),
             **gpu_figures(values),
-            "index": _parse_integer(index or device_name.removeprefix(maker)),
+            "index": _parse_integer(index),
             "maker": maker or "nvidia",
             "conditions": [present[name] for name in conditions() if name in present],
             "last_holders": [holder for holder in self.holders.values() if "is_last" in holder],
@@ -223,6 +221,12 @@ class _ScrapedDevice:
             holders.append(holder)
 
         return holders
+
+
+def _split_device_name(name: str) -> tuple[str, str]:
+    """Returns maker and index: `nvidia` and `0` for `nvidia0`."""
+    maker = name.rstrip("0123456789")
+    return maker, name.removeprefix(maker)
 
 
 class _NodeBuilder:

@@ -74,7 +74,9 @@ CLOCK_EVENTS_COUNT_FIELD = 9002
 XID_TOTAL_FIELD = 9005
 CLOCK_EVENTS_TOTAL_FIELD = 9006
 _WINDOW = "window_size_in_ms"
-_WARN = 10  # health of a GPU with a warning, as in DCGM
+# DCGM's results of a health check
+_PASS = 0
+_WARN = 10
 _FAIL = 20
 
 
@@ -252,7 +254,7 @@ def _all_clock_events(device: GpuOrInstance, _policy: Policy) -> _Samples:
 
 def _health_by_watch(gpu: GpuOrInstance, _policy: Policy) -> _Samples:
     """Yields the worst condition of each health check of DCGM. Omits unknown checks."""
-    # Then the source is DCGM, and its results are added as details.
+    # If DCGM is the source, its own results are in the details.
     has_own_results = any(name == HEALTH for name, _, _ in gpu.details)
     if has_own_results or not isinstance(gpu, DeviceState):
         return
@@ -268,8 +270,9 @@ def _health_by_watch(gpu: GpuOrInstance, _policy: Policy) -> _Samples:
             result = health, int(spec.dcgm_code)
             # If both are equally bad, the higher code is reported.
             worst[watch] = max(result, worst.get(watch, result))
+        # A check can have several conditions. It passes only if none is present.
         elif name in gpu.healthy:
-            worst.setdefault(watch, (0, 0))
+            worst.setdefault(watch, (_PASS, 0))
 
     for watch, (health, number) in worst.items():
         labels = health_labels(watch, number)

@@ -117,14 +117,12 @@ def find_changes(
 
         changes += xid_changes
         begun = list(_find_begun(earlier, record, gpu, idle))
-        # Without a record of the GPU, its problems may be older than this writer.
-        if is_first and gpu.uuid not in before:
-            begun = []
         if is_first:
-            for change in _find_begun(GpuRecord(name), record, gpu, idle):
-                if change not in begun:
-                    changes.append(change._replace(is_new=False))
-
+            # Without a record of the GPU, all its problems may be older than this writer.
+            new = begun if gpu.uuid in before else []
+            present = _find_begun(GpuRecord(name), record, gpu, idle)
+            older = [change._replace(is_new=False) for change in present if change not in new]
+            begun = older + new
         changes += begun
         changes += _find_recovered(earlier, record, gpu)
 

@@ -223,12 +223,15 @@ def add_owners(
         gpu = known.get(uuid) or Device(None, uuid)
         own = owned.setdefault(uuid, [])
 
-        # The instances of a GPU in MIG mode have its usage.
-        has_instances = gpu.mig_enabled and gi_id is None
-        usage = None if has_instances else answers.get(key)
-        # An instance without usage no longer exists if its GPU answered.
-        is_gone = usage is None and uuid in answers
-        if key not in held and (has_instances or is_gone):
+        if gpu.mig_enabled and gi_id is None:
+            # Its instances have its usage.
+            usage = None
+            has_accounts = False
+        else:
+            usage = answers.get(key)
+            # An instance without usage no longer exists if its GPU answered.
+            has_accounts = usage is not None or uuid not in answers
+        if not has_accounts and key not in held:
             continue
 
         if usage is None:

@@ -241,7 +241,7 @@ class ExporterTelemetry:
         self._last_xid[key] = xid
 
     def _select_samples(self, families: Iterable[ParsedFamily]) -> list[ParsedSample]:
-        """Returns the samples of GPUs. Replaces invalid values by NaN."""
+        """Returns the samples of GPUs, with NaN for invalid values. Sets `_blank` and `_copies`."""
         samples = []
         self._blank = set()
         self._copies = Counter()

@@ -561,6 +561,7 @@ def describe(unmapped: Unmapped) -> str:
 
     verb = "uses" if unmapped.source == "processes" else "holds"
     resource = unmapped.resource
+    # Some sources know no resource. They report their own name, or what the id is.
     if resource in (unmapped.source, "pid"):
         resource = ""
 
