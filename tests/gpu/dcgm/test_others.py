@@ -99,6 +99,7 @@ def others(bench: Bench) -> tuple[EntityState, ...]:
         ("i", "i:72-80", ["LINK", "LINK", "CPU_CORE", "CPU_CORE"]),
         ("g:1", "g:0", ["SWITCH", "CPU"]),
         ("i:9", "i:0", ["CPU_CORE"]),
+        ("g:1+i", "g:0+i:1-73", ["SWITCH", "LINK", "CPU", "CPU_CORE"]),
     ],
 )
 def test_selections(fabric: Double, switches: str, cpus: str, kinds: list[str]) -> None:
