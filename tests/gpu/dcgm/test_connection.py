@@ -61,7 +61,7 @@ def test_dcgm_3_works_too(bench: Bench) -> None:
     bench.double.call("gpu_link", 0, 0, 3)
     assert len(of_gpu(bench.read(*PLAIN, "DCGM_EXP_GPU_HEALTH_STATUS"))) == 4
     details = bench.read(*PLAIN, "DCGM_EXP_GPU_HEALTH_STATUS").details
-    assert len(details) == 10
+    assert len(details) == 11
 
 
 def test_without_an_address_the_engine_is_embedded(double: Double) -> None:

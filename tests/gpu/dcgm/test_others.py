@@ -43,6 +43,7 @@ def test_the_worst_incident_of_each_watch_and_gpu(bench: Bench) -> None:
         ("MEM", "DCGM_FR_CLOCK_THROTTLE_THERMAL", "MONITOR", "HARDWARE_THERMAL", 10),
     }
     assert {f[1:] for f in found if not f[-1]} == {("DCGM_FR_OK", "NONE", "NONE", 0)}
+    assert "ALL" in {watch for watch, *_, value in found if not value}
     (other,) = (labels for _, labels, value in judged(bench, HEALTH, index=1) if value)
     assert [dict(other)[name] for name in names] == [
         "ALL",

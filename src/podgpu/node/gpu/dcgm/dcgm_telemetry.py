@@ -546,15 +546,11 @@ def check_health(
 
 
 def _make_health_details(gpu_id: int, worst: _Incidents) -> list[Detail]:
-    """Returns the health details of one GPU.
-
-    Includes the check ALL only if it failed, as in dcgm-exporter.
-    """
+    """Returns the health details of one GPU, one for each check."""
     details: list[Detail] = []
     for system, name in _HEALTH_CHECKS.items():
         health, code = worst.get((gpu_id, system), (_PASS, 0))
-        if system != s.HEALTH_ALL or health != _PASS:
-            details.append((HEALTH, health_labels(name, code), health))
+        details.append((HEALTH, health_labels(name, code), health))
     return details
 
 
