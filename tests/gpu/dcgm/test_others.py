@@ -108,3 +108,14 @@ def test_selections(fabric: Double, switches: str, cpus: str, kinds: list[str]) 
         fabric, switches=parse_selection(switches, "-s"), cpus=parse_selection(cpus, "-p")
     )
     assert [o.kind for o in others(bench)] == kinds
+
+
+def test_utilization_of_a_cpu_and_its_cores(fabric: Double) -> None:
+    fabric.double((CPU, 0), CPU_UTIL, 0.25)
+    bench = Bench(fabric, switches=parse_selection("g"), cpus=parse_selection("g:0+i"))
+    values = {
+        tuple(entity.labels.values()): entity.fields.get("DCGM_FI_DEV_CPU_UTIL_TOTAL")
+        for entity in others(bench)
+        if entity.kind != "SWITCH"
+    }
+    assert values == {("0",): 0.25, ("0", "0"): 0.5, ("1", "0"): 0.5}

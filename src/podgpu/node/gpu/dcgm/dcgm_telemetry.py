@@ -76,6 +76,9 @@ _XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
 Each kind has its own watch, because an engine may reject some kinds.
 """
 
+_CPU_UTILIZATION = range(1100, 1105)
+"""Fields with a value for each core, and a mean for the whole CPU."""
+
 # DCGM's codes for the result and the systems of a health check.
 _PASS = 0
 _HEALTH_CHECKS = {
@@ -455,6 +458,8 @@ def _has_field(kind: str, wanted: Field) -> bool:
         return wanted.per_instance
     if kind == "GPU_CI":
         return False
+    if kind == "CPU" and wanted.id in _CPU_UTILIZATION:
+        return True
     # DCGM's names tell links of switches from links of GPUs. The level is the same.
     if wanted.level == "LINK":
         link_kind = SWITCH_LINK if "NVSWITCH" in wanted.name else "LINK"
