@@ -85,6 +85,9 @@ def test_without_an_address_the_engine_is_embedded(double: Double) -> None:
         ("unix:///run/nv-hostengine.sock", EngineAddress("/run/nv-hostengine.sock")),
         ("tcp://gpu-1:5556", EngineAddress("gpu-1:5556", "gpu-1")),
         ("vsock://2:5555", EngineAddress("vsock://2:5555", "localhost")),
+        ("TCP://gpu-1:5556", EngineAddress("gpu-1:5556", "gpu-1")),
+        ("UNIX:///run/engine.sock", EngineAddress("/run/engine.sock")),
+        ("VSOCK://2:5555", EngineAddress("vsock://2:5555", "localhost")),
     ],
 )
 def test_valid_addresses(text: str, address: EngineAddress) -> None:
