@@ -64,6 +64,11 @@ def test_peers_over_nvlink(bench: Bench) -> None:
     )
 
 
+def test_a_state_of_a_newer_dcgm(bench: Bench) -> None:
+    bench.double.call("peer", 0, 1, 9)
+    assert judged(bench, P2P) == ((P2P, {"link_status": "Unknown", "peer_gpu": "1"}, 9),)
+
+
 @pytest.fixture
 def fabric(double: Double) -> Double:
     """Adds a GPU with links 0 and 2 up, two switches with links, and two CPUs with two cores
