@@ -115,6 +115,21 @@ def test_selections(fabric: Double, switches: str, cpus: str, kinds: list[str]) 
     assert [o.kind for o in others(bench)] == kinds
 
 
+def test_numbers_that_do_not_exist_are_logged(
+    fabric: Double, caplog: pytest.LogCaptureFixture
+) -> None:
+    switches, cpus = parse_selection("g:0,7+i:4-5", "-s"), parse_selection("g:1+i:72,99", "-p")
+    bench = Bench(fabric, switches=switches, cpus=cpus)
+    for _ in range(2):
+        bench.telemetry.inventory()
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warnings == [
+        "-s: this node has no NVSwitch 7",
+        "-s: this node has no active NVLink of a selected NVSwitch 5",
+        "-p: this node has no core of a selected CPU 99",
+    ]
+
+
 def test_utilization_of_a_cpu_and_its_cores(fabric: Double) -> None:
     fabric.double((CPU, 0), CPU_UTIL, 0.25)
     bench = Bench(fabric, switches=parse_selection("g"), cpus=parse_selection("g:0+i"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from podgpu.errors import DeviceLost, SourceError
+from podgpu.errors import DeviceLost, SourceError, few_of
 from podgpu.known import select_known
 from podgpu.metrics.dcgm import health_labels
 from podgpu.metrics.fields import (
@@ -212,6 +212,7 @@ class DcgmTelemetry:
                 len(outline.states),
                 len(layout.unreachable),
             )
+            _warn_about_missing(layout, self._settings)
 
         self.expected = self._count_expected()
         self._outline = outline
@@ -440,6 +441,22 @@ class _Watches:
                         self._changes,
                     )
         return watches
+
+
+def _warn_about_missing(layout: NodeLayout, settings: DcgmSettings) -> None:
+    """Logs the numbers in `-s` and `-p` that no device of the node has."""
+    numbers = group_by_key((entity.kind, entity.number) for entity in layout.others)
+    selected = (
+        ("-s", "NVSwitch", "SWITCH", settings.switches.gpus),
+        ("-s", "active NVLink of a selected NVSwitch", SWITCH_LINK, settings.switches.instances),
+        ("-p", "CPU", "CPU", settings.cpus.gpus),
+        ("-p", "core of a selected CPU", "CPU_CORE", settings.cpus.instances),
+    )
+    for option, name, kind, wanted in selected:
+        existing = numbers.get(kind, ())
+        missing = [number for number in wanted or () if number not in existing]
+        if missing:
+            _log.warning("%s: this node has no %s %s", option, name, few_of(missing))
 
 
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:

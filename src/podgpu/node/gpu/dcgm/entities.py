@@ -57,6 +57,11 @@ class DcgmEntity:
     device: Device | None = None
     labels: dict[str, str] = field(default_factory=dict)  # labels of a link, switch, CPU or core
 
+    @property
+    def number(self) -> int:
+        """Number in `-s` or `-p`. The id of a link also contains its owner."""
+        return int(self.labels.get("nvlink", self.key.id))
+
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
