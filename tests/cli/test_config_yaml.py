@@ -116,6 +116,22 @@ COLLECTION = "version: 2\ncollections:\n- {{name: a, every: {}, metrics: {{inclu
             "only one",
         ),
         (
+            "version: 2\ncollections:\n- {name: a, every: 1s, metrics: {include: ['*']}}\n"
+            "- {name: a, every: 2s, metrics: {include: [B]}}",
+            "collections[1]: the name 'a' is repeated",
+        ),
+        (
+            "version: 1\ncollection:\n  watchGroups:\n"
+            "  - {name: a, interval: 1s, fields: [A]}\n  - {name: a, interval: 2s, fields: [B]}",
+            "collection.watchGroups[1]: the name 'a' is repeated",
+        ),
+        (
+            "version: 2\nmetrics:\n  fields:\n"
+            "  - {name: DCGM_FI_DEV_GPU_TEMP, prometheusType: gauge, help: t}\n"
+            "  - {name: ' DCGM_FI_DEV_GPU_TEMP ', prometheusType: counter, help: t}",
+            "metrics.fields[1]: the name 'DCGM_FI_DEV_GPU_TEMP' is repeated",
+        ),
+        (
             "version: 2\nserver: {maxConcurrentScrapes: 0}",
             "server.maxConcurrentScrapes: expected `int` >= 1",
         ),

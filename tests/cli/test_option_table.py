@@ -229,11 +229,23 @@ def test_what_is_set_to_its_default_is_not_warned_about() -> None:
         (["--kubernetes=0"], "kubernetes", False),
         (["-rbmn"], "replace_blanks_in_model_name", True),
         (["-d=i:0,2-4"], "devices", "i:0,2-4"),
+        (
+            ["--nvidia-resource-names", "a,b", "-nvidia-resource-names=c"],
+            "nvidia_resource_names",
+            "a,b,c",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_go_habits(arguments: list[str], name: str, value: object) -> None:
     assert parsed(arguments)[name] == value
+
+
+def test_a_variable_with_a_list_may_contain_spaces() -> None:
+    name = "kubernetes_pod_label_allowlist_regex"
+    assert (
+        parsed([], DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX="^a b$,c")[name] == "^a b$,c"
+    )
 
 
 # --- errors are reported on one line

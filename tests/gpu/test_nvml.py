@@ -108,10 +108,11 @@ def test_readings_leave_the_time_when_the_firmware_is_busy(
     assert len(set(delays[10:])) == 1, "the delay does not change any more"
 
 
-def test_an_nvlink_state_of_a_newer_driver_is_omitted() -> None:
+def test_an_nvlink_state_of_a_newer_driver_is_unknown() -> None:
     bench = NvmlBench("2xH100")
     bench.faults.answer("nvmlDeviceGetP2PStatus", 7, gpu=0)
-    assert bench.read(0, (fields()[9004],)).details == ()
+    ((_, labels, state),) = bench.read(0, (fields()[9004],)).details
+    assert (labels["link_status"], state) == ("Unknown", 7)
 
 
 def test_a_lost_peer_does_not_matter_for_nvlink_states() -> None:

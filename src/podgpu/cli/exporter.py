@@ -374,6 +374,7 @@ def _read_watch_groups(config: _Config, path: str) -> tuple[float | None, tuple[
     if section.interval:
         interval = _read_interval(section.interval, f"{place}.interval")
 
+    _require_unique_names(section.watch_groups, f"{place}.watchGroups")
     collections = []
     for number, group in enumerate(section.watch_groups):
         position = f"{place}.watchGroups[{number}]"
@@ -388,6 +389,7 @@ def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[C
         raise UsageError(f"{path}: version 2 has no collection: use collections, or version: 1")
     interval = None
     collections = []
+    _require_unique_names(config.collections or (), f"{path}: collections")
     for number, row in enumerate(config.collections or ()):
         place = f"{path}: collections[{number}]"
         seconds = _read_interval(row.every, f"{place}.every")
@@ -398,6 +400,17 @@ def _read_collections(config: _Config, path: str) -> tuple[float | None, tuple[C
         else:
             interval = seconds
     return interval, tuple(collections)
+
+
+def _require_unique_names(
+    rows: Sequence[_ConfigField | _WatchGroup | _ConfigCollection], place: str
+) -> None:
+    names = set()
+    for number, row in enumerate(rows):
+        name = row.name.strip()
+        if name in names:
+            raise UsageError(f"{place}[{number}]: the name {name[:80]!a} is repeated")
+        names.add(name)
 
 
 def _read_interval(text: str, place: str) -> float:
@@ -411,12 +424,15 @@ def _read_interval(text: str, place: str) -> float:
 def _read_fields(fields: Sequence[_ConfigField], path: str) -> tuple[CounterSpec, ...]:
     """Returns the counters.
 
-    If two rows have the same field, the first row is used, as in a counter file.
+    If two names stand for the same field, the first one is used, as in a counter file.
     """
+    _require_unique_names(fields, f"{path}: metrics.fields")
     first: dict[int, CounterSpec] = {}
     for number, row in enumerate(fields):
         try:
-            counter = make_counter(row.name, row.prometheus_type, " ".join(row.help.split()))
+            counter = make_counter(
+                row.name.strip(), row.prometheus_type, " ".join(row.help.split())
+            )
         except UsageError as e:
             raise UsageError(f"{path}: metrics.fields[{number}]: {e}") from None
         first.setdefault(counter.field.id, counter)

@@ -64,8 +64,8 @@ class Option:
     help: str = ""
     kind: str = "TEXT"
     """flag (without a value), bool, duration (a plain number is seconds), milliseconds (a plain
-    number is milliseconds), whole:LOW-HIGH, choice:a|b, ADDRESS (to listen on), ADDRESS|none, or
-    the placeholder of a text such as FILE.
+    number is milliseconds), whole:LOW-HIGH, choice:a|b, ADDRESS (to listen on), ADDRESS|none, LIST
+    (comma-separated; the flag may be repeated), or the placeholder of a text such as FILE.
     """
     group: str = "common"  # key of GROUPS
     common: bool = True  # True if --help shows the option; False if only --help-all shows it
@@ -137,6 +137,10 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
+class _List(click.types.StringParamType):
+    envvar_list_splitter = ","
+
+
 def _parse_seconds(unit: str, text: str) -> float:
     is_plain = _PLAIN_NUMBER.fullmatch(text) is not None
     seconds = parse_duration(f"{text}{unit}" if is_plain else text)
@@ -172,6 +176,8 @@ def _make_type(kind: str) -> click.ParamType:  # type: ignore[type-arg]
         return _Parsed(name, _parse_optional_address)
     if name == "bool":
         return click.BOOL
+    if name == "LIST":
+        return _List()
     if name == "choice":
         return click.Choice(argument.split("|"))
     if name == "whole":
@@ -301,7 +307,13 @@ def _make_option(row: Option) -> click.Option:
     elif row.kind.isupper() or row.kind == "ADDRESS|none":
         # A placeholder such as FILE. click describes values of the other kinds itself.
         settings["metavar"] = row.kind
+    if row.kind == "LIST":
+        settings |= {"multiple": True, "default": (), "callback": _join_list}
     return click.Option(names, help=row.help, **settings)
+
+
+def _join_list(_ctx: click.Context, _param: click.Parameter, values: Sequence[str]) -> str:
+    return ",".join(values)
 
 
 class GroupedCommand(click.Command):

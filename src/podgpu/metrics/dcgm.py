@@ -7,6 +7,7 @@ series per holder.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 
 from podgpu.metrics.conditions import conditions, health_code, xid_spec
 from podgpu.metrics.counters import CounterSpec
@@ -104,6 +105,7 @@ class _Renderer:
         self._policy = policy
         self._pod_labels = state.pod_labels
         self._label_counters = [counter for counter in policy.counters if counter.is_label]
+        self._gpus = state.devices
         self.families: list[tuple[CounterSpec, list[Sample]]] = []
         for counter in sorted(policy.counters, key=lambda counter: counter.field.id):
             if not counter.is_label:
@@ -155,8 +157,19 @@ class _Renderer:
 
         counters = [one for one in self._label_counters if one.field.level == entity.kind]
         texts = _label_values(counters, entity.fields, {})
+        texts += self._node_labels
         pairs = (*names.items(), *self._policy.host, *sorted(texts))
         self._add_values(make_labels(pairs), entity.fields)
+
+    @cached_property
+    def _node_labels(self) -> Pairs:
+        """Labels that all series of the node have, such as the driver's version."""
+        counters = [one for one in self._label_counters if one.field.level == "GLOBAL"]
+        for gpu in self._gpus:
+            labels = _label_values(counters, gpu.fields or {}, {})
+            if labels:
+                return labels
+        return ()
 
     def _held_labels(self, names: dict[str, str], texts: Pairs, holder: Holder) -> Labels:
         attributes = list(holder_pairs(holder, self._policy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 
@@ -41,6 +42,13 @@ def test_the_exporter_reads_from_dcgm(one_gpu: Double) -> None:
 def test_hostname_is_the_host_of_a_remote_engine(one_gpu: Double) -> None:
     options = ["--telemetry", f"dcgm:{one_gpu.path}", "-r", "gpu-7:5555"]
     assert 'Hostname="gpu-7"' in execute(["exporter", "--once", "-c", "1000", *options]).out
+
+
+def test_hostname_is_this_machine_if_the_engine_is_local(one_gpu: Double) -> None:
+    for address in ("LOCALHOST:5555", "127.0.0.1", "[::1]"):
+        options = ["--telemetry", f"dcgm:{one_gpu.path}", "-r", address]
+        out = execute(["exporter", "--once", "-c", "1000", *options]).out
+        assert f'Hostname="{socket.gethostname()}"' in out
 
 
 def test_the_doctor_shows_the_versions(one_gpu: Double) -> None:

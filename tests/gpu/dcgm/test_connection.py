@@ -61,7 +61,7 @@ def test_dcgm_3_works_too(bench: Bench) -> None:
     bench.double.call("gpu_link", 0, 0, 3)
     assert len(of_gpu(bench.read(*PLAIN, "DCGM_EXP_GPU_HEALTH_STATUS"))) == 4
     details = bench.read(*PLAIN, "DCGM_EXP_GPU_HEALTH_STATUS").details
-    assert len(details) == 10
+    assert len(details) == 11
 
 
 def test_without_an_address_the_engine_is_embedded(double: Double) -> None:
@@ -85,6 +85,9 @@ def test_without_an_address_the_engine_is_embedded(double: Double) -> None:
         ("unix:///run/nv-hostengine.sock", EngineAddress("/run/nv-hostengine.sock")),
         ("tcp://gpu-1:5556", EngineAddress("gpu-1:5556", "gpu-1")),
         ("vsock://2:5555", EngineAddress("vsock://2:5555", "localhost")),
+        ("TCP://gpu-1:5556", EngineAddress("gpu-1:5556", "gpu-1")),
+        ("UNIX:///run/engine.sock", EngineAddress("/run/engine.sock")),
+        ("VSOCK://2:5555", EngineAddress("vsock://2:5555", "localhost")),
     ],
 )
 def test_valid_addresses(text: str, address: EngineAddress) -> None:

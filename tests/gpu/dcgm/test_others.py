@@ -43,6 +43,7 @@ def test_the_worst_incident_of_each_watch_and_gpu(bench: Bench) -> None:
         ("MEM", "DCGM_FR_CLOCK_THROTTLE_THERMAL", "MONITOR", "HARDWARE_THERMAL", 10),
     }
     assert {f[1:] for f in found if not f[-1]} == {("DCGM_FR_OK", "NONE", "NONE", 0)}
+    assert "ALL" in {watch for watch, *_, value in found if not value}
     (other,) = (labels for _, labels, value in judged(bench, HEALTH, index=1) if value)
     assert [dict(other)[name] for name in names] == [
         "ALL",
@@ -61,6 +62,11 @@ def test_peers_over_nvlink(bench: Bench) -> None:
     assert judged(bench, P2P, 1) == (
         ("DCGM_EXP_P2P_STATUS", {"link_status": "TopologyNotSupported", "peer_gpu": "0"}, 3),
     )
+
+
+def test_a_state_of_a_newer_dcgm(bench: Bench) -> None:
+    bench.double.call("peer", 0, 1, 9)
+    assert judged(bench, P2P) == ((P2P, {"link_status": "Unknown", "peer_gpu": "1"}, 9),)
 
 
 @pytest.fixture
@@ -99,6 +105,7 @@ def others(bench: Bench) -> tuple[EntityState, ...]:
         ("i", "i:72-80", ["LINK", "LINK", "CPU_CORE", "CPU_CORE"]),
         ("g:1", "g:0", ["SWITCH", "CPU"]),
         ("i:9", "i:0", ["CPU_CORE"]),
+        ("g:1+i", "g:0+i:1-73", ["SWITCH", "LINK", "CPU", "CPU_CORE"]),
     ],
 )
 def test_selections(fabric: Double, switches: str, cpus: str, kinds: list[str]) -> None:
@@ -106,3 +113,29 @@ def test_selections(fabric: Double, switches: str, cpus: str, kinds: list[str]) 
         fabric, switches=parse_selection(switches, "-s"), cpus=parse_selection(cpus, "-p")
     )
     assert [o.kind for o in others(bench)] == kinds
+
+
+def test_numbers_that_do_not_exist_are_logged(
+    fabric: Double, caplog: pytest.LogCaptureFixture
+) -> None:
+    switches, cpus = parse_selection("g:0,7+i:4-5", "-s"), parse_selection("g:1+i:72,99", "-p")
+    bench = Bench(fabric, switches=switches, cpus=cpus)
+    for _ in range(2):
+        bench.telemetry.inventory()
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warnings == [
+        "-s: this node has no NVSwitch 7",
+        "-s: this node has no active NVLink of a selected NVSwitch 5",
+        "-p: this node has no core of a selected CPU 99",
+    ]
+
+
+def test_utilization_of_a_cpu_and_its_cores(fabric: Double) -> None:
+    fabric.double((CPU, 0), CPU_UTIL, 0.25)
+    bench = Bench(fabric, switches=parse_selection("g"), cpus=parse_selection("g:0+i"))
+    values = {
+        tuple(entity.labels.values()): entity.fields.get("DCGM_FI_DEV_CPU_UTIL_TOTAL")
+        for entity in others(bench)
+        if entity.kind != "SWITCH"
+    }
+    assert values == {("0",): 0.25, ("0", "0"): 0.5, ("1", "0"): 0.5}

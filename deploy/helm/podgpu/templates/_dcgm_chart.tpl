@@ -47,7 +47,7 @@ nodeSelector: gpuNodes.nodeSelector
 podSecurityContext: exporter.runAsUser and seLinuxOptions; the rest follows from what is switched on
 rollingUpdate: updateStrategy.rollingUpdate
 securityContext: exporter.addCapabilities; the rest follows from what is switched on
-service: exporter.service and exporter.port
+service: "exporter.service and exporter.port; for the timeouts, DCGM_EXPORTER_WEB_READ_TIMEOUT and DCGM_EXPORTER_WEB_WRITE_TIMEOUT in exporter.extraEnv"
 serviceAccount: "remove it: the chart chooses the name"
 serviceMonitor.additionalLabels: monitor.additionalLabels
 serviceMonitor.apiVersion: "remove it: the chart knows it"

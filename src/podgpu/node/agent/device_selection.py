@@ -35,6 +35,13 @@ class Selection:
     def shows_instance(self, number: int) -> bool:
         return self.instances is not None and (not self.instances or number in self.instances)
 
+    def includes_parts_of(self, number: int) -> bool:
+        """Returns whether links of this switch, or cores of this CPU, may be selected.
+
+        `g:0+i` selects only links of switch 0. `i` selects links of all switches.
+        """
+        return self.gpus is None or self.shows_gpu(number)
+
     @property
     def needs_all_gpus(self) -> bool:
         """True if instances are selected, because these are known only after a reading."""

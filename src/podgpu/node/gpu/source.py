@@ -54,11 +54,13 @@ class FieldGroup:
 def list_peer_state(peer: int | None, state: int) -> list[Detail]:
     """Returns the state of the NVLink connection to the GPU with the index `peer`.
 
-    Returns an empty list for a state that only newer drivers have.
+    A state that only newer drivers have is `Unknown`, as in dcgm-exporter. Returns an empty list
+    for a negative state.
     """
-    if not 0 <= state < len(P2P_STATES):
+    if state < 0:
         return []
-    return [(P2P, {"link_status": P2P_STATES[state], "peer_gpu": str(peer)}, state)]
+    name = P2P_STATES[min(state, len(P2P_STATES) - 1)]
+    return [(P2P, {"link_status": name, "peer_gpu": str(peer)}, state)]
 
 
 class ErrorEvents:

@@ -133,20 +133,26 @@ class EngineAddress:
 
     @property
     def is_local(self) -> bool:
-        return self.host in ("", "localhost", "::1") or self.host.startswith("127.")
+        host = self.host.lower()
+        return host in ("", "localhost", "::1") or host.startswith("127.")
 
 
 def parse_address(text: str) -> EngineAddress:
     """Parses [tcp://]HOST[:PORT], unix:///path or vsock://CID:PORT.
 
-    Raises UsageError if the address is invalid.
+    The scheme may be in upper case. Raises UsageError if the address is invalid.
     """
-    if text.startswith("unix:///"):
-        return EngineAddress(text.removeprefix("unix://"))
-    if _VSOCK.fullmatch(text):
-        return EngineAddress(text, "localhost")  # libdcgm uses this host name for vsock, too
+    scheme, separator, rest = text.partition("://")
+    address = text
+    if separator:
+        address = f"{scheme.lower()}://{rest}"
 
-    match = _HOST_PORT.fullmatch(text.removeprefix("tcp://"))
+    if address.startswith("unix:///"):
+        return EngineAddress(address.removeprefix("unix://"))
+    if _VSOCK.fullmatch(address):
+        return EngineAddress(address, "localhost")  # libdcgm uses this host name for vsock, too
+
+    match = _HOST_PORT.fullmatch(address.removeprefix("tcp://"))
     port = 0
     if match is not None:
         port = int(match["port"] or _DEFAULT_PORT)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from podgpu.errors import DeviceLost, SourceError
+from podgpu.errors import DeviceLost, SourceError, few_of
 from podgpu.known import select_known
 from podgpu.metrics.dcgm import health_labels
 from podgpu.metrics.fields import (
@@ -75,6 +75,9 @@ _XID_KINDS = ("GPU", "GPU_I", "GPU_CI")
 
 Each kind has its own watch, because an engine may reject some kinds.
 """
+
+_CPU_UTILIZATION = range(1100, 1105)
+"""Fields with a value for each core, and a mean for the whole CPU."""
 
 # DCGM's codes for the result and the systems of a health check.
 _PASS = 0
@@ -209,6 +212,7 @@ class DcgmTelemetry:
                 len(outline.states),
                 len(layout.unreachable),
             )
+            _warn_about_missing(layout, self._settings)
 
         self.expected = self._count_expected()
         self._outline = outline
@@ -440,6 +444,22 @@ class _Watches:
         return watches
 
 
+def _warn_about_missing(layout: NodeLayout, settings: DcgmSettings) -> None:
+    """Logs the numbers in `-s` and `-p` that no device of the node has."""
+    numbers = group_by_key((entity.kind, entity.number) for entity in layout.others)
+    selected = (
+        ("-s", "NVSwitch", "SWITCH", settings.switches.gpus),
+        ("-s", "active NVLink of a selected NVSwitch", SWITCH_LINK, settings.switches.instances),
+        ("-p", "CPU", "CPU", settings.cpus.gpus),
+        ("-p", "core of a selected CPU", "CPU_CORE", settings.cpus.instances),
+    )
+    for option, name, kind, wanted in selected:
+        existing = numbers.get(kind, ())
+        missing = [number for number in wanted or () if number not in existing]
+        if missing:
+            _log.warning("%s: this node has no %s %s", option, name, few_of(missing))
+
+
 def _select_fields(fields: Sequence[Field], kind: str) -> tuple[Field, ...]:
     """Returns the fields that DCGM provides for this kind of entity."""
     selected = []
@@ -456,6 +476,8 @@ def _has_field(kind: str, wanted: Field) -> bool:
         return wanted.per_instance
     if kind == "GPU_CI":
         return False
+    if kind == "CPU" and wanted.id in _CPU_UTILIZATION:
+        return True
     # DCGM's names tell links of switches from links of GPUs. The level is the same.
     if wanted.level == "LINK":
         link_kind = SWITCH_LINK if "NVSWITCH" in wanted.name else "LINK"
@@ -547,15 +569,11 @@ def check_health(
 
 
 def _make_health_details(gpu_id: int, worst: _Incidents) -> list[Detail]:
-    """Returns the health details of one GPU.
-
-    Includes the check ALL only if it failed, as in dcgm-exporter.
-    """
+    """Returns the health details of one GPU, one for each check."""
     details: list[Detail] = []
     for system, name in _HEALTH_CHECKS.items():
         health, code = worst.get((gpu_id, system), (_PASS, 0))
-        if system != s.HEALTH_ALL or health != _PASS:
-            details.append((HEALTH, health_labels(name, code), health))
+        details.append((HEALTH, health_labels(name, code), health))
     return details
 
 

@@ -57,6 +57,11 @@ class DcgmEntity:
     device: Device | None = None
     labels: dict[str, str] = field(default_factory=dict)  # labels of a link, switch, CPU or core
 
+    @property
+    def number(self) -> int:
+        """Number in `-s` or `-p`. The id of a link also contains its owner."""
+        return int(self.labels.get("nvlink", self.key.id))
+
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
@@ -263,6 +268,8 @@ def _read_switches(
         name = {"nvswitch": f"nvswitch{switch}"}
         if selection.shows_gpu(switch):
             yield DcgmEntity("SWITCH", Entity(EntityGroup.SWITCH, switch), labels=name)
+        if not selection.includes_parts_of(switch):
+            continue
         for link in links.get(switch, ()):
             if selection.shows_instance(link):
                 entity = _link(EntityGroup.SWITCH, switch, link)
@@ -279,6 +286,8 @@ def _read_cpus(connection: DcgmConnection, selection: Selection) -> Iterator[Dcg
         name = {"cpu": str(cpu.cpuId)}
         if selection.shows_gpu(cpu.cpuId):
             yield DcgmEntity("CPU", Entity(EntityGroup.CPU, cpu.cpuId), labels=name)
+        if not selection.includes_parts_of(cpu.cpuId):
+            continue
 
         mask = int.from_bytes(bytes(cpu.cores.bitmask), "little")
         for core in range(mask.bit_length()):
