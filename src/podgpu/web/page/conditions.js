@@ -1,5 +1,5 @@
-// Titles for conditions of a GPU or its node. The names are the label values of podgpu_device_health. If a newer server
-// reports an unknown condition, its name is shown.
+// Titles for conditions of a GPU or its node. The names are the label values of
+// podgpu_device_health. If a newer server reports an unknown condition, its name is shown.
 
 import { duration, localTimes, plural } from "./format.js";
 
@@ -60,9 +60,8 @@ export function isBroken(conditions) {
 
 // Returns whether Kubernetes calls the GPU unhealthy, although podgpu finds no problem.
 export function isRefused(conditions) {
-  return (
-    conditions.some((condition) => condition.name === KUBERNETES_UNHEALTHY) && !isBroken(conditions)
-  );
+  const isUnhealthy = conditions.some((condition) => condition.name === KUBERNETES_UNHEALTHY);
+  return isUnhealthy && !isBroken(conditions);
 }
 
 // Returns the highest severity: "broken" (red), "warning" (amber) or "" (no colour).
@@ -73,30 +72,36 @@ export function severityOf(conditions) {
 
 export function conditionsOf(device) {
   if (!device.conditions?.length) return NOTHING;
-  const found = device.conditions.map((condition) => ({
+  const conditions = device.conditions.map((condition) => ({
     name: String(condition.condition),
     since: condition.since,
     says: localTimes(condition.says ?? ""),
     do: condition.do ?? "",
     checks: condition.checks ?? [],
   }));
-  return found.sort((a, b) => Number(GRAVE.has(b.name)) - Number(GRAVE.has(a.name)));
+  return graveFirst(conditions);
+}
+
+function graveFirst(conditions) {
+  const grave = conditions.filter(({ name }) => GRAVE.has(name));
+  const others = conditions.filter(({ name }) => !GRAVE.has(name));
+  return [...grave, ...others];
 }
 
 // Returns the conditions of a GPU and its instances, without duplicates.
 export function gathered(lists) {
   if (lists.every((list) => !list.length)) return NOTHING;
-  const found = new Map();
+  const distinct = new Map();
   for (const condition of lists.flat()) {
     const key = `${condition.name}\n${condition.says}`;
-    if (!found.has(key)) found.set(key, condition);
+    if (!distinct.has(key)) distinct.set(key, condition);
   }
-  return [...found.values()].sort((a, b) => Number(GRAVE.has(b.name)) - Number(GRAVE.has(a.name)));
+  return graveFirst([...distinct.values()]);
 }
 
 // Text for a node whose exporter does not respond.
 export function goneText(node) {
-  const seen =
-    node.age_seconds === undefined ? "" : `, last seen ${duration(node.age_seconds)} ago`;
-  return `gone${seen}: ${plural((node.gpus ?? []).length, "GPU")} cannot be read`;
+  const gpus = plural((node.gpus ?? []).length, "GPU");
+  if (node.age_seconds === undefined) return `gone: ${gpus} cannot be read`;
+  return `gone, last seen ${duration(node.age_seconds)} ago: ${gpus} cannot be read`;
 }

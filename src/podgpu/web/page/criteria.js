@@ -1,4 +1,5 @@
-// The filters and the sort order, stored in the address after #, so that a link shows the same page.
+// The filters and the sort order, stored in the address after #, so that a link shows the same
+// page.
 
 import { textOf } from "./devices.js";
 import { plain } from "./dom.js";
@@ -27,8 +28,8 @@ export const SHOWS = [
   ["tiles", "Tiles"],
   ["map", "Map"],
 ];
-export const RANGES = ["1h", "6h", "24h", "7d", "30d"];
-const RANGE_HOURS = [1, 6, 24, 168, 720];
+const RANGE_HOURS = { "1h": 1, "6h": 6, "24h": 24, "7d": 168, "30d": 720 };
+export const RANGES = Object.keys(RANGE_HOURS);
 export const NAMES = /** @type {const} */ ([
   "q",
   "cluster",
@@ -54,35 +55,39 @@ const OTHERS = /** @type {const} */ ([
   "page",
 ]);
 const PAGE_SIZE = 20; // nodes per page, if the server does not list all nodes
-const UNPAGED = { state: ["unknown", "unheld", "old"], sort: ["wasted"] }; // choices that Prometheus cannot compute
+// Choices that Prometheus cannot compute.
+const UNPAGED = { state: ["unknown", "unheld", "old"], sort: ["wasted"] };
 
+// Views of version 0.2.
 const EARLIER = {
   namespaces: { view: "pods", by: "namespace" },
   waste: { view: "cost", order: "wasted" },
-}; // views of version 0.2
+};
 
 export const VIEWS = ["pods", "nodes", "cost", "savings", "queue", "events"];
-const WAYS = { events: ["problems", "pods", "idle"], savings: ["stop", "shrink", "share", "pack"] };
+const WAYS = {
+  pods: ["pod", "job", "owner", "namespace"],
+  cost: ["pod", "owner", "namespace", "model"],
+  savings: ["stop", "shrink", "share", "pack"],
+  events: ["problems", "pods", "idle"],
+};
+const OTHER_WAYS = ["pod", "owner", "namespace"];
 // Values of the address that are one of a list. The values of `by` and `range` depend on the view.
 const CHOICES = {
   view: () => VIEWS,
   state: () => STATES.map(([name]) => name),
   sort: () => SORTS.map(([name]) => name),
   show: () => SHOWS.map(([name]) => name),
-  by: ({ view }) =>
-    WAYS[view] ?? [
-      "pod",
-      ...(view === "pods" ? ["job"] : []),
-      "owner",
-      "namespace",
-      ...(view === "cost" ? ["model"] : []),
-    ],
-  range: ({ view, pod }) => [
-    ...RANGES,
-    ...(view === "cost" ? ["month"] : []),
-    ...(pod ? ["whole run"] : []),
-  ],
+  by: ({ view }) => WAYS[view] ?? OTHER_WAYS,
+  range: rangesOf,
 };
+
+function rangesOf({ view, pod }) {
+  const ranges = [...RANGES];
+  if (view === "cost") ranges.push("month");
+  if (pod) ranges.push("whole run");
+  return ranges;
+}
 
 let unknown = []; // names in the address that are not known
 let time = ""; // the past Unix time in the address; empty for now. All links of the page keep it.
@@ -97,13 +102,14 @@ export function pastTime() {
  */
 
 export function readHash(hash) {
-  const given = new URLSearchParams(hash.replace(/^#/, ""));
-  for (const [name, value] of Object.entries(EARLIER[given.get("view")] ?? {}))
-    given.set(name, value);
-  time = given.get("at") ?? "";
+  const query = new URLSearchParams(hash.replace(/^#/, ""));
+  const renamed = EARLIER[query.get("view")] ?? {};
+  for (const [name, value] of Object.entries(renamed)) query.set(name, value);
+
+  time = query.get("at") ?? "";
   const names = /** @type {string[]} */ ([...OTHERS, ...NAMES]);
-  unknown = [...new Set(given.keys())].filter((name) => name !== "at" && !names.includes(name));
-  const criteria = Object.fromEntries(names.map((name) => [name, given.get(name) ?? ""]));
+  unknown = [...new Set(query.keys())].filter((name) => name !== "at" && !names.includes(name));
+  const criteria = Object.fromEntries(names.map((name) => [name, query.get(name) ?? ""]));
   return /** @type {Criteria} */ (criteria);
 }
 
@@ -124,15 +130,16 @@ export function wrongText(criteria) {
 
 /** @param {Partial<Criteria>} criteria */
 export function writeHash(criteria, at = time) {
-  const given = new URLSearchParams(at ? { at } : {});
+  const query = new URLSearchParams();
+  if (at) query.set("at", at);
   for (const name of [...OTHERS, ...NAMES]) {
-    if (criteria[name]) given.set(name, criteria[name]);
+    if (criteria[name]) query.set(name, criteria[name]);
   }
-  const text = given.toString().replaceAll("%2F", "/");
-  return text ? `#${text}` : "#";
+  return `#${query.toString().replaceAll("%2F", "/")}`;
 }
 
-// Returns the choices of a filter. `isPaged`: the server lists only nodes with a GPU that matches the filters.
+// Returns the choices of a filter. `isPaged`: the server lists only nodes with a GPU that matches
+// the filters.
 export function choicesOf(name, isPaged) {
   const all = { state: STATES, sort: SORTS }[name];
   return isPaged ? all.filter(([value]) => !UNPAGED[name].includes(value)) : all;
@@ -143,25 +150,35 @@ export function viewPath() {
   return time ? `api/v1/view?at=${encodeURIComponent(time)}` : "api/v1/view";
 }
 
-// Returns the path of the view with the nodes that the page shows, if the server does not list all of them.
+// Returns the path of the view with the nodes that the page shows, if the server does not list all
+// of them.
 export function pagePath(criteria) {
-  const { view, cluster } = criteria;
-  const [gpu] = criteria.gpu.split("/"); // without the MIG instance
-  if (["cost", "savings", "queue", "events"].includes(view)) return viewPath();
-  const given = { at: time, gpu };
-  if (criteria.pod) [given.ns, given.pod] = criteria.pod.split("/");
-  if (criteria.job) {
-    const { kind, namespace, name } = jobOf(criteria.job);
-    given.ns = namespace;
-    given.owner = `${kind}/${name}`;
-  }
-  if (criteria.pod || criteria.job) given.cluster = cluster;
-  else if (!gpu)
-    for (const name of [...FILTERS, "sort"])
-      given[name] = UNPAGED[name]?.includes(criteria[name]) ? "" : criteria[name];
-  const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value));
-  query.set("page", gpu || criteria.pod || criteria.job ? "1" : String(pageOf(criteria)));
+  if (["cost", "savings", "queue", "events"].includes(criteria.view)) return viewPath();
+
+  const selected = { at: time, ...selectionOf(criteria) };
+  const query = new URLSearchParams(Object.entries(selected).filter(([, value]) => value));
   return `api/v1/view?${query}`;
+}
+
+// Returns the parameters that select the nodes. A GPU, a pod and a job fit on the first page.
+function selectionOf(criteria) {
+  const { pod, job, cluster } = criteria;
+  const [gpu] = criteria.gpu.split("/"); // without the MIG instance
+  const selected = { gpu };
+  if (pod) [selected.ns, selected.pod] = pod.split("/");
+  if (job) {
+    const { kind, namespace, name } = jobOf(job);
+    selected.ns = namespace;
+    selected.owner = `${kind}/${name}`;
+  }
+  if (pod || job) return { ...selected, cluster, page: "1" };
+  if (gpu) return { ...selected, page: "1" };
+
+  for (const name of [...FILTERS, "sort"]) {
+    const isUnpaged = UNPAGED[name]?.includes(criteria[name]);
+    if (!isUnpaged) selected[name] = criteria[name];
+  }
+  return { ...selected, page: String(pageOf(criteria)) };
 }
 
 export function pageOf({ page }) {
@@ -171,10 +188,12 @@ export function pageOf({ page }) {
 // Returns the links to the previous and the next page; undefined if there is none.
 export function neighbours(criteria, found) {
   const page = pageOf(criteria);
-  const link = (number) =>
-    number > 0 && (number - 1) * PAGE_SIZE < found
-      ? writeHash({ ...criteria, page: number > 1 ? String(number) : "" })
-      : undefined;
+  const pages = Math.ceil(found / PAGE_SIZE);
+  const link = (number) => {
+    if (number < 1 || number > pages) return undefined;
+    const isFirst = number === 1;
+    return writeHash({ ...criteria, page: isFirst ? "" : String(number) });
+  };
   return [link(page - 1), link(page + 1)];
 }
 
@@ -184,12 +203,10 @@ export function podHash(namespace, pod, cluster, range) {
 
 // Returns the link to the page of a holder's owner.
 export function jobHash({ namespace, owner, cluster }, range) {
-  const at = owner.indexOf("/");
-  return writeHash({
-    job: `${owner.slice(0, at)}/${namespace}/${owner.slice(at + 1)}`,
-    cluster,
-    range,
-  });
+  const slash = owner.indexOf("/");
+  const kind = owner.slice(0, slash);
+  const name = owner.slice(slash + 1);
+  return writeHash({ job: `${kind}/${namespace}/${name}`, cluster, range });
 }
 
 // Splits KIND/NAMESPACE/NAME. The name is empty if the text is something else.
@@ -211,26 +228,26 @@ export function nodeHash(name, range) {
   return writeHash({ view: "nodes", node: name, range });
 }
 
-// Returns the shortest range that contains a time some seconds ago, and that still contains it for a while.
+// Returns the shortest range that contains a time some seconds ago, and that still contains it for
+// a while.
 export function rangeFor(seconds) {
-  return RANGES.find((_, i) => seconds < 0.9 * RANGE_HOURS[i] * 3600) ?? RANGES.at(-1);
+  const contains = (range) => seconds < 0.9 * RANGE_HOURS[range] * 3600;
+  return RANGES.find(contains) ?? RANGES.at(-1);
 }
 
-// Returns the default range of charts: the shortest one that contains the time in the address. `now`: server's clock.
+// Returns the default range of charts: the shortest one that contains the time in the address.
+// `now`: server's clock.
 export function pastRange(now) {
   return time ? rangeFor(now - Number(time)) : RANGES[0];
 }
 
 // Returns a text that identifies the current view, without its filters.
 export function placeOf({ view, pod, job, gpu, node, cluster }) {
-  return writeHash({
-    view,
-    pod,
-    job,
-    gpu,
-    node: view === "nodes" ? node : "",
-    cluster: pod || job ? cluster : "",
-  });
+  const place = { view, pod, job, gpu };
+  // In other views, the node and the cluster are filters.
+  if (view === "nodes") place.node = node;
+  if (pod || job) place.cluster = cluster;
+  return writeHash(place);
 }
 
 // True for the list of GPUs, false for the other views.
@@ -252,22 +269,28 @@ export function wordsOf(text) {
 
 // Returns the devices of a cluster. If there is only one cluster, devices have no cluster name.
 export function ofCluster(devices, cluster) {
-  const isOne = !cluster || !devices.some((device) => device.cluster);
-  return isOne ? devices : devices.filter((device) => device.cluster === cluster);
+  const isSingle = !devices.some((device) => device.cluster);
+  if (!cluster || isSingle) return devices;
+  return devices.filter((device) => device.cluster === cluster);
 }
 
 export function matching(devices, criteria) {
   const words = wordsOf(criteria.q);
   const { ns, node, model } = criteria;
   const state = STATES.some(([name]) => name === criteria.state) ? criteria.state : "";
-  return ofCluster(devices, criteria.cluster).filter(
-    (device) =>
-      (!node || device.node === node) &&
-      (!model || device.model === model) &&
-      (!state || device[state]) &&
-      (!ns || device.holders.some((holder) => holder.namespace === ns)) &&
-      words.every((word) => textOf(device).includes(word)),
-  );
+  return ofCluster(devices, criteria.cluster).filter((device) => {
+    if (node && device.node !== node) return false;
+    if (model && device.model !== model) return false;
+    if (state && !device[state]) return false;
+    if (ns && !device.holders.some((holder) => holder.namespace === ns)) return false;
+    return words.every((word) => textOf(device).includes(word));
+  });
+}
+
+// Whether a row of a table is of the chosen cluster and namespace.
+export function isOfScope(row, { cluster, ns }) {
+  if (cluster && row.cluster !== cluster) return false;
+  return !ns || row.namespace === ns;
 }
 
 // Sorts stably, with unknown values last.
@@ -281,29 +304,28 @@ export function sorted(devices, sort) {
 }
 
 const RANKS = {
-  broken: (device) => ({ broken: 2, warning: 1 })[device.severity] ?? 0,
-  idle: (device) =>
-    device.isIdle ? (device.idleSince === undefined ? -1e11 : -device.idleSince) : -1e12,
+  broken: (device) => SEVERITY_RANKS[device.severity] ?? 0,
+  idle: idleRank,
   wasted: (device) => device.wasted ?? -1,
   utilization: (device) => device.utilization ?? -1,
   memory: (device) => (device.memoryUsed ?? -1) / (device.memoryTotal || 1),
 };
+const SEVERITY_RANKS = { broken: 2, warning: 1 };
+
+// The longest idle GPU first, then those that are idle for an unknown time, then all others.
+function idleRank(device) {
+  if (!device.isIdle) return -1e12;
+  return device.idleSince === undefined ? -1e11 : -device.idleSince;
+}
 
 export function groupedByNode(devices) {
-  const groups = new Map();
-  for (const device of devices) {
-    const group = groups.get(device.node);
-    if (group) group.push(device);
-    else groups.set(device.node, [device]);
-  }
-  return groups;
+  return Map.groupBy(devices, (device) => device.node);
 }
 
 // Returns the devices of a pod. Without `cluster`, prefers the cluster that has no name.
 export function podDevices(devices, namespace, pod, cluster) {
-  const held = ofCluster(devices, cluster).filter((device) =>
-    device.holders.some((h) => h.pod === pod && h.namespace === namespace),
-  );
+  const isOwn = (holder) => holder.pod === pod && holder.namespace === namespace;
+  const held = ofCluster(devices, cluster).filter((device) => device.holders.some(isOwn));
   const unnamed = held.filter((device) => !device.cluster);
   return unnamed.length ? unnamed : held;
 }

@@ -18,8 +18,8 @@ export function svg(tag, attributes = {}, ...children) {
 
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (value !== undefined && value !== false)
-      element.setAttribute(name, value === true ? "" : value);
+    if (value === true) element.setAttribute(name, "");
+    else if (value !== undefined && value !== false) element.setAttribute(name, value);
   }
   for (const child of children) {
     if (child !== undefined && child !== null) element.append(child);
@@ -41,24 +41,50 @@ export function setClass(element, name) {
   if (element.className !== name) element.className = name;
 }
 
-// Replaces the children of `parent` with as few moves as possible, so that focus and scroll position are kept.
+// Returns the names of the classes that apply, as in classes("row", isFree && "row-free").
+export function classes(...names) {
+  return names.filter(Boolean).join(" ");
+}
+
+// Hides an element that has no text.
+export function showText(element, text) {
+  element.hidden = !text;
+  setText(element, text);
+}
+
+// Replaces the children of `parent` with as few moves as possible, so that focus and scroll
+// position are kept.
 export function place(parent, children) {
   const wanted = new Set(children);
   for (const child of [...parent.children]) {
     if (!wanted.has(child)) child.remove();
   }
-  let at = parent.firstElementChild;
+  let next = parent.firstElementChild;
   for (const child of children) {
-    if (child === at) at = at.nextElementSibling;
-    else parent.insertBefore(child, at);
+    if (child === next) next = next.nextElementSibling;
+    else parent.insertBefore(child, next);
   }
+}
+
+// A row of links, of which one is the current choice.
+export function tabs(label, links = []) {
+  return h("nav", { class: "tabs", "aria-label": label }, ...links);
+}
+
+// `current`: what assistive technology calls the chosen link.
+export function setTab(link, href, isChosen, current = "page") {
+  setAttribute(link, "href", href);
+  setAttribute(link, "aria-current", isChosen && current);
 }
 
 // Returns the text with its `commands` as code.
 export function coded(text) {
   return plain(text)
     .split("`")
-    .map((part, i) => (i % 2 ? h("code", {}, part) : part));
+    .map((part, i) => {
+      const isCommand = i % 2 === 1;
+      return isCommand ? h("code", {}, part) : part;
+    });
 }
 
 /** @returns {any} an element of index.html; the compiler does not know its type */

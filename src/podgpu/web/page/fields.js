@@ -1,8 +1,9 @@
-// Shows the fields of one GPU: the important ones in four groups, and all of them with names, units and source.
+// Shows the fields of one GPU: the important ones in four groups, and all of them with names, units
+// and source.
 
-import { nameOf } from "./devices.js";
+import { isNamed, nameOf } from "./devices.js";
 import { h, plain } from "./dom.js";
-import { duration, energy, memory, moment, UNKNOWN } from "./format.js";
+import { duration, energy, listed, memory, moment, UNKNOWN } from "./format.js";
 
 /** @type {[string, RegExp][]} */
 const GROUPS = [
@@ -18,7 +19,8 @@ const GROUPS = [
   ["Utilisation", /UTIL|PROF_|ACTIVE|OCCUPANCY/],
 ];
 const REST = "Identity and modes";
-const BARE = /^(count|number|string|enum|index|id|code|event|packed|bitmask|bitmap|gen\b|binary|$)/; // units that are not shown
+// Units that are not shown.
+const BARE = /^(count|number|string|enum|index|id|code|event|packed|bitmask|bitmap|gen\b|binary|$)/;
 const SECONDS = { ns: 1e-9, us: 1e-6, ms: 1e-3, s: 1 };
 const NUMBER = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
 
@@ -49,7 +51,8 @@ const NAMES = {
   PROF_NVLINK_TX_BYTES: "NVLink traffic sent",
   PROF_NVLINK_RX_BYTES: "NVLink traffic received",
 };
-// Fields of the groups at the top. Fields of HEALTH are shown only if they are not 0, because 0 means no problem.
+// Fields of the groups at the top. Fields of HEALTH are shown only if they are not 0, because 0
+// means no problem.
 export const NOW = {
   PROF_PIPE_TENSOR_ACTIVE: "Tensor cores",
   SM_CLOCK: "SM clock",
@@ -91,14 +94,16 @@ function shortName(name) {
 
 // Returns [title, text] for each field of `group` that the server has.
 export function groupFacts(fields, group, isWanted = (_field) => true) {
-  const known = new Map(
-    fields
-      .filter((field) => typeof field?.name === "string")
-      .map((field) => [shortName(field.name), field]),
-  );
-  return Object.entries(group)
-    .filter(([name]) => known.has(name) && isWanted(known.get(name)))
-    .map(([name, title]) => [title, valueText(known.get(name))]);
+  const byName = new Map();
+  for (const field of fields) {
+    if (typeof field?.name === "string") byName.set(shortName(field.name), field);
+  }
+  const facts = [];
+  for (const [name, title] of Object.entries(group)) {
+    const field = byName.get(name);
+    if (field && isWanted(field)) facts.push([title, valueText(field)]);
+  }
+  return facts;
 }
 
 export function isProblem({ value }) {
@@ -107,7 +112,8 @@ export function isProblem({ value }) {
 
 // Sections, in the order that is most useful for troubleshooting.
 export function fieldSections(fields) {
-  const groups = new Map([...GROUPS.map(([name]) => name), REST].map((name) => [name, []]));
+  const names = [...GROUPS.map(([name]) => name), REST];
+  const groups = new Map(names.map((name) => [name, []]));
   for (const field of fields) {
     if (typeof field?.name === "string") groups.get(groupOf(field.name)).push(field);
   }
@@ -117,33 +123,38 @@ export function fieldSections(fields) {
 }
 
 function groupOf(name) {
-  return GROUPS.find(([, pattern]) => pattern.test(name.toUpperCase()))?.[0] ?? REST;
+  const group = GROUPS.find(([, pattern]) => pattern.test(name.toUpperCase()));
+  return group ? group[0] : REST;
 }
 
 function section(name, fields) {
-  const rows = fields.map((field) => {
-    const source = field.source
-      ? h("span", { class: "field-source" }, plain(field.source))
-      : undefined;
-    const title = h("dt", {}, wordsOf(field), h("code", {}, plain(field.name)));
-    return h("div", { class: "field" }, title, h("dd", {}, h("bdi", {}, valueText(field)), source));
-  });
-  return h("section", { class: "field-group" }, h("h3", {}, name), h("dl", {}, ...rows));
+  const list = h("dl", {}, ...fields.map(fieldRow));
+  return h("section", { class: "field-group" }, h("h3", {}, name), list);
+}
+
+function fieldRow(field) {
+  const title = h("dt", {}, wordsOf(field), h("code", {}, plain(field.name)));
+  const value = h("dd", {}, h("bdi", {}, valueText(field)));
+  if (field.source) value.append(h("span", { class: "field-source" }, plain(field.source)));
+  return h("div", { class: "field" }, title, value);
 }
 
 export function valueText({ name = "", value, unit = "" }) {
   if (value === undefined || value === null || value === "") return UNKNOWN;
-  if (typeof value === "boolean" || unit === "bool") return value && value !== "0" ? "yes" : "no";
+  if (typeof value === "boolean" || unit === "bool") return isProblem({ value }) ? "yes" : "no";
   if (typeof value !== "number") return plain(value);
   if (unit === "packed" && name.includes("CAPABILITY")) return `${value >>> 16}.${value & 0xffff}`;
   if (BARE.test(unit)) return NUMBER.format(value);
   if (unit === "bytes" || unit === "B") return memory(value);
   if (unit === "MiB") return memory(value * 1024 ** 2);
-  if (unit === "mJ" || unit === "J") return energy(unit === "J" ? value : value / 1000);
+  if (unit === "J") return energy(value);
+  if (unit === "mJ") return energy(value / 1000);
   if (unit in SECONDS) return timeText(value * SECONDS[unit]);
   if (unit.startsWith("ratio")) return `${NUMBER.format(Math.round(value * 1000) / 10)}\u202f%`;
   if (unit.startsWith("%")) return `${NUMBER.format(value)}\u202f%`;
-  return `${NUMBER.format(value)}\u00a0${unit === "C" || unit === "celsius" ? "\u00b0C" : plain(unit)}`;
+  const isCelsius = unit === "C" || unit === "celsius";
+  const shownUnit = isCelsius ? "\u00b0C" : plain(unit);
+  return `${NUMBER.format(value)}\u00a0${shownUnit}`;
 }
 
 function timeText(seconds) {
@@ -153,59 +164,61 @@ function timeText(seconds) {
 // Derives a name for an unknown field: DCGM_FI_DEV_PCIE_LINK_GEN becomes "pcie link gen".
 function wordsOf({ name, help }) {
   if (help) return plain(help).replace(/\.$/, "");
-  return NAMES[shortName(name)] ?? plain(shortName(name)).replaceAll("_", " ").toLowerCase();
+  const short = shortName(name);
+  return NAMES[short] ?? plain(short).replaceAll("_", " ").toLowerCase();
 }
 
 function longName(workload) {
-  const isNamed =
-    workload.pod || workload.job || workload.uid || workload.container_id || workload.user;
-  return isNamed
-    ? [nameOf(workload), workload.container].filter(Boolean).join("/")
-    : "a process outside pods";
+  if (!isNamed(workload)) return "a process outside pods";
+  return [nameOf(workload), workload.container].filter(Boolean).join("/");
 }
 
 // "caused by research/train-0/main (python3, pid 4711), 3 times; beside serving/chat-0/main"
 function culpritLine(culprit) {
   const who = longName(culprit);
-  const process = [culprit.program, culprit.pid && `pid ${culprit.pid}`].filter(Boolean).join(", ");
-  const times = culprit.total > 1 ? `, ${NUMBER.format(culprit.total)} times` : "";
-  const others = (culprit.affected ?? []).map(longName);
-  const beside = others.length ? `; beside ${others.join(", ")}` : "";
-  return h("div", {}, plain(`caused by ${who}${process ? ` (${process})` : ""}${times}${beside}`));
+  const names = listed([culprit.program, culprit.pid && `pid ${culprit.pid}`]);
+  const process = names ? ` (${names})` : "";
+  const times = culprit.total > 1 ? `, ${timesText(culprit.total)}` : "";
+  const others = (culprit.affected ?? []).map(longName).join(", ");
+  const beside = others ? `; beside ${others}` : "";
+  return h("div", {}, plain(`caused by ${who}${process}${times}${beside}`));
+}
+
+function timesText(number) {
+  return `${NUMBER.format(number)} times`;
 }
 
 export function xidRows(xids) {
-  return xids.map((error) => {
-    const badge = h("span", { class: "badge badge-broken" }, `XID ${plain(error.xid)}`);
-    const times = error.total > 1 ? `${NUMBER.format(error.total)} times` : "";
-    const more = [error.class, times].filter(Boolean).join(", ");
-    const kind = more ? h("span", { class: "field-source" }, plain(more)) : undefined;
-    const when =
-      error.at === undefined ? undefined : h("span", { class: "mark-when" }, moment(error.at));
-    const says = h(
-      "span",
-      { class: "mark-says" },
-      plain(error.says ?? ""),
-      ...(error.culprits ?? []).map(culpritLine),
-    );
-    return h("li", {}, when, badge, says, kind);
-  });
+  return xids.map(xidRow);
+}
+
+function xidRow(error) {
+  const row = h("li");
+  if (error.at !== undefined) row.append(h("span", { class: "mark-when" }, moment(error.at)));
+  row.append(h("span", { class: "badge badge-broken" }, `XID ${plain(error.xid)}`));
+
+  const culprits = (error.culprits ?? []).map(culpritLine);
+  row.append(h("span", { class: "mark-says" }, plain(error.says ?? ""), ...culprits));
+
+  const kind = listed([error.class, error.total > 1 && timesText(error.total)]);
+  if (kind) row.append(h("span", { class: "field-source" }, plain(kind)));
+  return row;
 }
 
 export function sourceRows(sources) {
-  return sources.map((source) => {
-    const badge = h(
-      "span",
-      { class: `badge badge-${source.ok ? "good" : "broken"}` },
-      source.ok ? "answers" : "fails",
-    );
-    const why = source.ok ? "" : plain(source.message || source.error || "");
-    return h(
-      "li",
-      {},
-      badge,
-      h("bdi", {}, plain(source.source ?? "")),
-      h("span", { class: "mark-says" }, why),
-    );
-  });
+  return sources.map(sourceRow);
+}
+
+function sourceRow(source) {
+  const badge = source.ok
+    ? h("span", { class: "badge badge-good" }, "answers")
+    : h("span", { class: "badge badge-broken" }, "fails");
+  const reason = source.ok ? "" : plain(source.message || source.error || "");
+  return h(
+    "li",
+    {},
+    badge,
+    h("bdi", {}, plain(source.source ?? "")),
+    h("span", { class: "mark-says" }, reason),
+  );
 }

@@ -8,7 +8,8 @@ const FIXED = "\u00a0"; // non-breaking space
 export function percent(ratio) {
   if (ratio === undefined) return UNKNOWN;
   const hundredths = ratio * 100;
-  return `${hundredths > 0 && hundredths < 1 ? "<1" : Math.round(hundredths)}${THIN}%`;
+  if (hundredths > 0 && hundredths < 1) return `<1${THIN}%`;
+  return `${Math.round(hundredths)}${THIN}%`;
 }
 
 // Formatters are expensive to create and cheap to use.
@@ -44,6 +45,25 @@ export function parts(number) {
   return PARTS.format(number);
 }
 
+export function gpuCount(number) {
+  const unit = number === 1 ? "GPU" : "GPUs";
+  return `${parts(number)} ${unit}`;
+}
+
+// A sum without the parts that are not known is a lower bound.
+export function bounded(text, isLowerBound) {
+  return isLowerBound ? `\u2265${THIN}${text}` : text;
+}
+
+// Joins texts and leaves out those that are empty, undefined or false.
+export function listed(texts) {
+  return texts.filter(Boolean).join(", ");
+}
+
+export function dotted(texts) {
+  return texts.filter(Boolean).join(" \u00b7 ");
+}
+
 // Formats hours and similar amounts: 3,120.5, or 0.37 for small ones.
 export function amount(number) {
   if (number > 0 && number < 0.01) return "<0.01";
@@ -52,7 +72,8 @@ export function amount(number) {
 
 function gibibytes(bytes) {
   const amount = bytes / GIB;
-  return amount >= 100 || amount === 0 ? amount.toFixed(0) : amount.toFixed(1);
+  const digits = amount >= 100 || amount === 0 ? 0 : 1;
+  return amount.toFixed(digits);
 }
 
 export function memory(bytes) {
@@ -68,9 +89,8 @@ export function memoryOf(used, total) {
 export function watts(power) {
   if (power === undefined) return UNKNOWN;
   if (power < 999.5) return `${Math.round(power)}${FIXED}W`;
-  return power < 999_500
-    ? `${THREE.format(power / 1e3)}${FIXED}kW`
-    : `${THREE.format(power / 1e6)}${FIXED}MW`;
+  if (power < 999_500) return `${THREE.format(power / 1e3)}${FIXED}kW`;
+  return `${THREE.format(power / 1e6)}${FIXED}MW`;
 }
 
 export function celsius(temperature) {
@@ -79,8 +99,9 @@ export function celsius(temperature) {
 
 export function energy(joules) {
   if (joules === undefined) return UNKNOWN;
-  const hours = joules / 3.6e6;
-  return hours < 0.1 ? `${(hours * 1000).toFixed(1)}${FIXED}Wh` : `${hours.toFixed(2)}${FIXED}kWh`;
+  const kilowattHours = joules / 3.6e6;
+  if (kilowattHours < 0.1) return `${(kilowattHours * 1000).toFixed(1)}${FIXED}Wh`;
+  return `${kilowattHours.toFixed(2)}${FIXED}kWh`;
 }
 
 export function duration(seconds) {
@@ -95,15 +116,25 @@ export function duration(seconds) {
 }
 
 export function moment(unix) {
-  const at = new Date(unix * 1000);
-  if (Number.isNaN(at.getTime())) return UNKNOWN; // too far from now for a date
-  const today = new Date().toDateString() === at.toDateString();
-  return today ? TIME.format(at) : `${day(at)} ${TIME.format(at)}`;
+  const date = new Date(unix * 1000);
+  // A time too far from now has no date.
+  if (Number.isNaN(date.getTime())) return UNKNOWN;
+  const isToday = date.toDateString() === new Date().toDateString();
+  return isToday ? TIME.format(date) : `${day(date)} ${TIME.format(date)}`;
 }
 
 // Formats a date, with the year if it is not this year.
-function day(at) {
-  return (at.getFullYear() === new Date().getFullYear() ? DAY : DATE).format(at);
+function day(date) {
+  const isThisYear = date.getFullYear() === new Date().getFullYear();
+  return isThisYear ? DAY.format(date) : DATE.format(date);
+}
+
+// Formats local time for an input of the type datetime-local: 2026-11-17T10:40.
+export function localInput(unix) {
+  const date = new Date(unix * 1000);
+  if (Number.isNaN(date.getTime())) return "";
+  const offset = date.getTimezoneOffset() * 60_000;
+  return new Date(date.getTime() - offset).toISOString().slice(0, 16);
 }
 
 // Replaces the UTC times in a message of the server by local ones.
@@ -115,15 +146,18 @@ export function localTimes(text) {
 
 // Formats the bounds of a range, with their dates: Nov 16 10:00 to Nov 17 10:40 (24.7 h).
 export function span(from, to) {
-  const [start, end] = [from, to].map((unix) => new Date(unix * 1000));
-  const hours = `${TENTHS.format((to - from) / 3600).replace(/\.0$/, "")}${FIXED}h`;
+  const start = new Date(from * 1000);
+  const end = new Date(to * 1000);
+  const length = TENTHS.format((to - from) / 3600).replace(/\.0$/, "");
+  const hours = `${length}${FIXED}h`;
   return `${day(start)} ${TIME.format(start)} to ${day(end)} ${TIME.format(end)} (${hours})`;
 }
 
 // Formats a time on an axis, with seconds if the steps are short.
 export function clock(unix, isFine) {
-  const at = new Date(unix * 1000);
-  return Number.isNaN(at.getTime()) ? UNKNOWN : (isFine ? SECOND : TIME).format(at);
+  const date = new Date(unix * 1000);
+  if (Number.isNaN(date.getTime())) return UNKNOWN;
+  return isFine ? SECOND.format(date) : TIME.format(date);
 }
 
 const DECIMALS = new Map(); // of each currency
@@ -173,13 +207,15 @@ function currencyFormat(currency, options = {}) {
 
 // Formats a total: $44.64, $1,393, $19.6k, $2.39M.
 export function totalMoney(amount, currency) {
-  if (amount === undefined || amount < 999.995) return money(amount, currency);
-  const thousands =
-    amount < 999_500 ? `${THREE.format(amount / 1e3)}k` : `${THREE.format(amount / 1e6)}M`;
-  return money(amount, currency).replace(
-    /[\d.,]+/,
-    amount < 9_999.5 ? WHOLE.format(amount) : thousands,
-  );
+  const exact = money(amount, currency);
+  if (amount === undefined || amount < 999.995) return exact;
+  return exact.replace(/[\d.,]+/, shortNumber(amount));
+}
+
+function shortNumber(amount) {
+  if (amount < 9_999.5) return WHOLE.format(amount);
+  if (amount < 999_500) return `${THREE.format(amount / 1e3)}k`;
+  return `${THREE.format(amount / 1e6)}M`;
 }
 
 export function perHour(amount, currency) {
@@ -187,5 +223,6 @@ export function perHour(amount, currency) {
 }
 
 export function plural(number, singular, many = `${singular}s`) {
-  return `${count(number)} ${number === 1 ? singular : many}`;
+  const unit = number === 1 ? singular : many;
+  return `${count(number)} ${unit}`;
 }

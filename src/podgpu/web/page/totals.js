@@ -1,7 +1,9 @@
-// Adds up GPUs by state for a filtered selection. The server computes which part of a GPU is in which state.
+// Adds up GPUs by state for a filtered selection. The server computes which part of a GPU is in
+// which state.
 
 import { decimals } from "./format.js";
 
+const ROUNDING_ERROR = 1e-9; // of a sum of fractions of a GPU
 const USES = ["used", "idle", "unknown"];
 const PARTS_OF_WASTE = { idle: "idle", underused: "under-used", unallocated: "unallocated" };
 
@@ -9,18 +11,24 @@ export function amountsOf(device) {
   const amounts = { used: 0, idle: 0, unknown: 0 };
   for (const holder of device.holders) amounts[holder.use] += holder.amount;
   const allocated = Math.min(1, amounts.used + amounts.idle + amounts.unknown);
-  return { ...amounts, allocated, free: allocated > 1 - 1e-9 ? 0 : 1 - allocated };
+  const rest = 1 - allocated;
+  const free = rest < ROUNDING_ERROR ? 0 : rest;
+  return { ...amounts, allocated, free };
 }
 
 // `priced`: prices are configured.
 export function totalsOf(devices, priced) {
-  const totals = {
-    gpus: 0,
-    allocated: 0,
+  const counted = countedOf(devices);
+  const totals = { ...counted, ...roundedOf(counted), ...moneyOf(devices, priced) };
+  return { ...totals, ...loadOf(devices), colours: coloursOf(devices) };
+}
+
+function countedOf(devices) {
+  const counted = {
+    gpus: devices.length,
     used: 0,
     idle: 0,
     unknown: 0,
-    free: 0,
     broken: 0,
     kubernetes_unhealthy: 0,
     gone: 0,
@@ -28,57 +36,70 @@ export function totalsOf(devices, priced) {
     freeBusy: 0,
     freeGone: 0,
     old: 0,
-    unpriced: 0,
   };
-  const [power, cost, busy] = [new Sum(), new Sum(), new Sum()];
-  const waste = new Waste();
-  const colours = {};
   for (const device of devices) {
-    totals.gpus += 1;
-    for (const use of USES) totals[use] += device.amounts[use];
-    totals.broken += device.broken;
-    totals.kubernetes_unhealthy += device.refused;
-    totals.gone += device.gone;
-    totals.old += Number(device.old && !device.gone); // GPUs of nodes that do not respond count as broken instead
-    const rest = device.gone
-      ? "freeGone"
-      : device.mayWork
-        ? "freeBusy"
-        : device.broken
-          ? "freeBroken"
-          : undefined;
-    if (rest) totals[rest] += device.amounts.free;
-    if (!device.old) power.add(device.power);
-    if (!device.old && device.utilization > 0) busy.add(device.utilization);
+    for (const use of USES) counted[use] += device.amounts[use];
+    counted.broken += Number(device.broken);
+    counted.kubernetes_unhealthy += Number(device.refused);
+    counted.gone += Number(device.gone);
+    // GPUs of nodes that do not respond count as broken instead.
+    counted.old += Number(device.old && !device.gone);
+    if (device.gone) counted.freeGone += device.amounts.free;
+    else if (device.mayWork) counted.freeBusy += device.amounts.free;
+    else if (device.broken) counted.freeBroken += device.amounts.free;
+  }
+  return counted;
+}
+
+// Returns power and mean utilisation of the GPUs with figures that are not old.
+function loadOf(devices) {
+  const power = new Sum();
+  const busy = new Sum();
+  for (const device of devices) {
+    if (device.old) continue;
+    power.add(device.power);
+    if (device.utilization > 0) busy.add(device.utilization);
+  }
+  const mean = busy.known ? busy.total / busy.known : undefined;
+  return { power: power.value, mean };
+}
+
+// Returns cost and waste per hour. They are unknown if GPUs are held, and no price is known.
+function moneyOf(devices, priced) {
+  const cost = new Sum();
+  const waste = new Waste();
+  let unpriced = 0;
+  for (const device of devices) {
     for (const holder of device.holders) {
       cost.add(holder.cost);
-      if (holder.cost === undefined) totals.unpriced += holder.amount;
+      if (holder.cost === undefined) unpriced += holder.amount;
     }
     waste.add(device.waste);
     cost.add(device.waste?.unallocated);
     cost.add(device.unheldCost);
-    colours[device.colour] = (colours[device.colour] ?? 0) + 1;
   }
-  const held = devices.some((device) => device.held);
-  const hasCost = priced && (cost.known > 0 || !held);
-  return {
-    ...totals,
-    ...written(totals),
-    colours,
-    power: power.known ? power.total : undefined,
-    cost: hasCost ? cost.total : undefined,
-    waste: hasCost ? waste : undefined,
-    wasted: hasCost ? (waste.total ?? (held ? undefined : 0)) : undefined,
-    mean: busy.known ? busy.total / busy.known : undefined,
-    unpriced: priced ? Math.round(totals.unpriced * 100) / 100 : 0,
-  };
+  const isHeld = devices.some((device) => device.held);
+  const unknown = { cost: undefined, waste: undefined, wasted: undefined };
+  if (!priced) return { ...unknown, unpriced: 0 };
+
+  const rounded = Math.round(unpriced * 100) / 100;
+  if (isHeld && !cost.known) return { ...unknown, unpriced: rounded };
+  // Without holders, an unknown waste is none.
+  const wasted = isHeld ? waste.total : (waste.total ?? 0);
+  return { cost: cost.total, waste, wasted, unpriced: rounded };
+}
+
+// Returns the number of devices of each colour.
+function coloursOf(devices) {
+  const colours = {};
+  for (const { colour } of devices) colours[colour] = (colours[colour] ?? 0) + 1;
+  return colours;
 }
 
 // Says how many GPUs only Kubernetes calls unhealthy. They are not broken.
 export function refusedText(totals) {
-  return totals.kubernetes_unhealthy
-    ? `Kubernetes calls ${totals.kubernetes_unhealthy} unhealthy`
-    : "";
+  if (!totals.kubernetes_unhealthy) return "";
+  return `Kubernetes calls ${totals.kubernetes_unhealthy} unhealthy`;
 }
 
 // Returns the totals that the server computed, if it did not list all GPUs.
@@ -90,9 +111,9 @@ export function totalsOfServer({ totals }) {
     waste: rate,
     ...gpus
   } = totals;
-  const waste = new Waste();
-  waste.add(rate?.cost_per_hour);
-  const cost = held === undefined ? undefined : held + unheld + (waste.parts.unallocated ?? 0);
+  const waste = wasteOf(rate?.cost_per_hour);
+  const unallocated = waste.parts.unallocated ?? 0;
+  const cost = held === undefined ? undefined : held + unheld + unallocated;
   return {
     ...gpus,
     unheld: gpus.unheld_unknown ?? 0,
@@ -105,35 +126,50 @@ export function totalsOfServer({ totals }) {
 }
 
 // Rounds the totals to hundredths of a GPU, so that the parts add up to the total. A GPU without a
-// holder is free, unless it seems to be in use (freeBusy) or its node does not respond (freeGone): then its holder is
-// unknown (unheld). GPUs = allocated + free + unheld; allocated = used + idle + unknown.
-function written(totals) {
-  const rounded = roundParts(USES.map((use) => totals[use]));
-  const uses = Object.fromEntries(USES.map((use, i) => [use, rounded[i]]));
-  const allocated = Math.round(rounded.reduce((sum, part) => sum + part, 0) * 100);
-  const unheld = Math.round((totals.freeBusy + totals.freeGone) * 100);
-  const free = Math.max(0, totals.gpus * 100 - unheld - allocated);
-  return { ...uses, unheld: unheld / 100, allocated: allocated / 100, free: free / 100 };
+// holder is free, unless it seems to be in use (freeBusy) or its node does not respond (freeGone):
+// then its holder is unknown (unheld). GPUs = allocated + free + unheld; allocated = used + idle +
+// unknown.
+function roundedOf(counted) {
+  const [used, idle, unknown] = roundParts(USES.map((use) => counted[use]));
+  // In hundredths, so that the differences are exact.
+  const allocated = Math.round((used + idle + unknown) * 100);
+  const unheld = Math.round((counted.freeBusy + counted.freeGone) * 100);
+  const free = Math.max(0, counted.gpus * 100 - unheld - allocated);
+  return {
+    used,
+    idle,
+    unknown,
+    unheld: unheld / 100,
+    allocated: allocated / 100,
+    free: free / 100,
+  };
 }
 
 // Rounds to this number of decimals. Rounds the largest remainders up, so that the parts add up to
 // their rounded sum.
 export function roundParts(values, digits = 2) {
   const unit = 10 ** digits;
-  const parts = values.map((value) => value * unit);
-  const whole = parts.map((part) => Math.floor(part + 1e-7));
-  const missing =
-    Math.round(parts.reduce((sum, part) => sum + part, 0)) -
-    whole.reduce((sum, part) => sum + part, 0);
-  const rests = parts.map((_, i) => i).sort((a, b) => parts[b] - whole[b] - (parts[a] - whole[a]));
-  rests.slice(0, Math.max(0, missing)).forEach((i) => (whole[i] += 1));
-  return whole.map((part) => part / unit);
+  const exact = values.map((value) => value * unit);
+  // The summand keeps 2.9999999999, which is a 3 with an error of the sum, from becoming 2.
+  const rounded = exact.map((value) => Math.floor(value + 1e-7));
+  const remainder = (i) => exact[i] - rounded[i];
+  const remainders = values.map((_, i) => ({ i, size: remainder(i) }));
+  remainders.sort((a, b) => b.size - a.size);
+
+  const missing = Math.round(sumOf(exact)) - sumOf(rounded);
+  for (const { i } of remainders.slice(0, Math.max(0, missing))) rounded[i] += 1;
+  return rounded.map((value) => value / unit);
+}
+
+export function sumOf(numbers) {
+  return numbers.reduce((sum, number) => sum + number, 0);
 }
 
 export class Sum {
   constructor() {
     this.total = 0;
-    this.known = this.added = 0;
+    this.known = 0; // how many of the amounts are known
+    this.added = 0;
   }
 
   add(amount) {
@@ -141,6 +177,11 @@ export class Sum {
     if (amount === undefined) return;
     this.total += amount;
     this.known += 1;
+  }
+
+  // The total; undefined if no amount is known.
+  get value() {
+    return this.known ? this.total : undefined;
   }
 }
 
@@ -151,14 +192,15 @@ export class Waste {
   }
 
   add(cost) {
+    if (!cost) return;
     for (const name of Object.keys(PARTS_OF_WASTE)) {
-      if (cost?.[name] !== undefined) this.parts[name] = (this.parts[name] ?? 0) + cost[name];
+      if (cost[name] !== undefined) this.parts[name] = (this.parts[name] ?? 0) + cost[name];
     }
   }
 
   get total() {
     const known = Object.values(this.parts);
-    return known.length ? known.reduce((sum, part) => sum + part, 0) : undefined;
+    return known.length ? sumOf(known) : undefined;
   }
 
   // Returns the parts as money shows them: they add up to the total as it is shown.
@@ -177,13 +219,15 @@ export class Waste {
     return `${write(this.total, currency)} (${this.text(write, currency)})`;
   }
 
-  // Returns the parts as text: "idle $1.00, under-used $2.00". `write`: money, perHour or totalMoney.
+  // Returns the parts as text: "idle $1.00, under-used $2.00". `write`: money, perHour or
+  // totalMoney.
   text(write, currency) {
     const rounded = this.rounded(currency);
-    const known = Object.entries(PARTS_OF_WASTE).filter(([name]) => rounded[name] > 0);
-    return known
-      .map(([name, title]) => `${title}\u00a0${write(rounded[name], currency)}`)
-      .join(", ");
+    const texts = [];
+    for (const [name, title] of Object.entries(PARTS_OF_WASTE)) {
+      if (rounded[name] > 0) texts.push(`${title}\u00a0${write(rounded[name], currency)}`);
+    }
+    return texts.join(", ");
   }
 }
 
@@ -196,14 +240,16 @@ export function wasteOf(cost) {
 // A mean, weighted by the share of a GPU.
 export class Mean {
   constructor() {
-    this.total = this.weight = 0;
+    this.total = 0;
+    this.weight = 0;
   }
 
   // Old servers do not send the share. Then all weights are 1.
   add(value, part) {
     if (value === undefined) return;
-    this.total += value * (part || 1);
-    this.weight += part || 1;
+    const weight = part || 1;
+    this.total += value * weight;
+    this.weight += weight;
   }
 
   get value() {
