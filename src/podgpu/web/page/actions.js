@@ -1,7 +1,7 @@
-// Commands that solve a problem, with a button that copies them. Also the button that removes a lost GPU from the page.
+// Commands that solve a problem, with a button that copies them. Also the button that removes a
+// lost GPU from the page.
 
-import { h, place, plain } from "./dom.js";
-import { showText } from "./rows.js";
+import { h, place, plain, showText } from "./dom.js";
 
 const HERE = "your terminal";
 const SAFE = /^[\w.:@%+=/-]+$/;
@@ -24,8 +24,9 @@ export function commandsFor(device, hasPods) {
 export function nodeCommands(name, devices, hasPods) {
   const node = quoted(name);
   const repairs = repairCommands(name, devices);
-  if (!hasPods)
-    return devices.some((device) => device.gone) ? [[HERE, `ping -c 3 ${node}`]] : repairs;
+  const isGone = devices.some((device) => device.gone);
+  if (!hasPods && isGone) return [[HERE, `ping -c 3 ${node}`]];
+  if (!hasPods) return repairs;
   return [
     [HERE, `kubectl describe node ${node}`],
     [HERE, `kubectl get pods -A -o wide --field-selector spec.nodeName=${node}`],
@@ -33,30 +34,33 @@ export function nodeCommands(name, devices, hasPods) {
   ];
 }
 
-// Merges the repairs of several GPUs of a node. The last command of each puts the GPU or the node back into service.
+// Merges the repairs of several GPUs of a node. The last command of each puts the GPU or the node
+// back into service, so it comes after the others.
 function repairCommands(node, devices) {
   const repairs = devices.map((device) => device.repair?.commands ?? []);
+  const first = repairs.flatMap((steps) => steps.slice(0, -1));
+  const last = repairs.flatMap((steps) => steps.slice(-1));
   const merged = new Map();
-  for (const { place: where, command } of [
-    ...repairs.flatMap((steps) => steps.slice(0, -1)),
-    ...repairs.flatMap((steps) => steps.slice(-1)),
-  ]) {
-    merged.set(command, [where === "node" ? `on ${plain(node)}` : HERE, command]);
+  for (const step of [...first, ...last]) {
+    const where = step.place === "node" ? `on ${plain(node)}` : HERE;
+    merged.set(step.command, [where, step.command]);
   }
   return [...merged.values()];
 }
 
 // Text about the pods that the drain of a node evicts.
 export function evictedText(devices) {
-  const pods = [...new Set(devices.flatMap((device) => device.repair?.evicts ?? []))].sort();
-  return pods.length
-    ? `The drain evicts these pods with GPUs: ${pods.map(plain).join(", ")}. The dry run lists all pods.`
-    : "";
+  const evicted = new Set(devices.flatMap((device) => device.repair?.evicts ?? []));
+  if (!evicted.size) return "";
+  const pods = [...evicted].sort().map(plain).join(", ");
+  return `The drain evicts these pods with GPUs: ${pods}. The dry run lists all pods.`;
 }
 
 // Quotes a name for the shell, because names from the cluster may contain any character.
 function quoted(text) {
-  return SAFE.test(text) ? text : `'${plain(text).replaceAll("'", "'\\''")}'`;
+  if (SAFE.test(text)) return text;
+  const escaped = plain(text).replaceAll("'", "'\\''");
+  return `'${escaped}'`;
 }
 
 export class Commands {
@@ -73,52 +77,32 @@ export class Commands {
     const written = JSON.stringify(commands);
     if (written === this.written) return;
     this.written = written;
-    place(
-      this.list,
-      commands.map(([where, command]) => {
-        const copy = copyButton("Copy", () => command);
-        return h(
-          "li",
-          {},
-          h("span", { class: "command-where" }, where),
-          h("code", {}, command),
-          copy,
-        );
-      }),
-    );
+    place(this.list, commands.map(commandLine));
   }
 }
 
-// `text()` returns what is copied.
-export function copyButton(name, text) {
-  return reportingButton(name, async () => ((await copied(text())) ? "Copied" : "Could not copy"));
+function commandLine([where, command]) {
+  const title = h("span", { class: "command-where" }, where);
+  const copyIt = copyButton("Copy", () => command);
+  return h("li", {}, title, h("code", {}, command), copyIt);
 }
 
-// Sends the server a request to forget removed GPUs. The server rejects requests from other machines or through a proxy.
-// In that case, shows the commands that do the same on the node.
+// `textOf()` returns what is copied.
+export function copyButton(name, textOf) {
+  return reportingButton(name, async () => {
+    const isCopied = await copy(textOf());
+    return isCopied ? "Copied" : "Could not copy";
+  });
+}
+
+// Sends the server a request to forget removed GPUs. The server rejects requests from other
+// machines or through a proxy. In that case, shows the commands that do the same on the node.
 export class ForgetButton {
   // `target()` returns the UUIDs of the GPUs, and their node.
   constructor(name, target) {
     this.about = h("p", { role: "status" });
     this.commands = new Commands();
-    this.button = reportingButton(name, async () => {
-      const { uuids, node } = target();
-      this.clear();
-      for (const uuid of uuids) {
-        const headers = { "X-Podgpu-Request": "forget" };
-        const response = await fetch(`-/forget?gpu=${encodeURIComponent(uuid)}`, {
-          method: "POST",
-          headers,
-        }).catch(() => undefined);
-        if (response?.status === 403)
-          return this.refer(plain((await response.text()).trim()), uuids, node);
-        if (!response?.ok)
-          return this.report(
-            plain((await response?.text())?.trim() || "No answer from the server"),
-          );
-      }
-      return "Forgotten";
-    });
+    this.button = reportingButton(name, () => this.forget(target()));
     this.element = h("div", { class: "forget" }, this.button, this.about, this.commands.element);
     this.clear();
   }
@@ -126,6 +110,20 @@ export class ForgetButton {
   clear() {
     this.report("");
     this.commands.show([]);
+  }
+
+  // Returns the text that the button shows.
+  async forget({ uuids, node }) {
+    this.clear();
+    for (const uuid of uuids) {
+      const response = await sendForget(uuid);
+      if (!response) return this.report("No answer from the server");
+      if (response.ok) continue;
+      const reason = plain((await response.text()).trim());
+      if (response.status === 403) return this.refer(reason, uuids, node);
+      return this.report(reason || "No answer from the server");
+    }
+    return "Forgotten";
   }
 
   report(text) {
@@ -141,19 +139,31 @@ export class ForgetButton {
   }
 }
 
+// Returns the response; undefined if there is none.
+async function sendForget(uuid) {
+  const headers = { "X-Podgpu-Request": "forget" };
+  try {
+    return await fetch(`-/forget?gpu=${encodeURIComponent(uuid)}`, { method: "POST", headers });
+  } catch {
+    return undefined;
+  }
+}
+
 // Makes a button that calls `act` and shows the returned text for a moment.
 function reportingButton(name, act) {
   const button = h("button", { type: "button", class: "quiet", "aria-live": "polite" }, name);
   button.addEventListener("click", async () => {
     const text = await act();
     button.textContent = text;
-    setTimeout(() => (button.textContent = name), Math.max(2000, 80 * text.length));
+    const readingMs = Math.max(2000, 80 * text.length);
+    setTimeout(() => (button.textContent = name), readingMs);
   });
   return button;
 }
 
-// The clipboard API needs TLS or localhost. Otherwise, uses the deprecated copy command.
-async function copied(text) {
+// Returns whether the text was copied. The clipboard API needs TLS or localhost. Otherwise, uses
+// the deprecated copy command.
+async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;

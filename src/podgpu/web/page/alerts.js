@@ -33,20 +33,23 @@ export class Alerts {
 
   render() {
     const { alerts } = this;
-    const isShort = alerts.length <= FEW + 1; // "Show 1 more" would need as much space as the alert
-    const shown = alerts.slice(0, this.isOpen || isShort ? MOST : FEW);
+    // "Show 1 more" would need as much space as the alert.
+    const isShort = alerts.length <= FEW + 1;
+    const limit = this.isOpen || isShort ? MOST : FEW;
+    const shown = alerts.slice(0, limit);
     this.element.hidden = !alerts.length;
+
     while (this.lines.length < shown.length) this.lines.push(new Line());
-    shown.forEach((alert, i) => this.lines[i].show(alert));
-    place(
-      this.list,
-      this.lines.slice(0, shown.length).map((line) => line.element),
-    );
     this.lines.length = shown.length;
+    shown.forEach((alert, i) => this.lines[i].show(alert));
+    const elements = this.lines.map((line) => line.element);
+    place(this.list, elements);
+
     this.more.hidden = isShort;
     setAttribute(this.more, "aria-expanded", String(this.isOpen));
-    if (this.more.hidden) return;
-    setText(this.more, this.isOpen ? "Show fewer" : `Show ${count(alerts.length - FEW)} more`);
+    if (isShort) return;
+    const text = this.isOpen ? "Show fewer" : `Show ${count(alerts.length - FEW)} more`;
+    setText(this.more, text);
   }
 
   // Returns the highest severity: broken, warning or nothing.
@@ -71,22 +74,27 @@ class Line {
   show(alert) {
     setClass(this.element, `alert is-${alert.severity}`);
     setText(this.word, WORDS[alert.severity]);
-    if (alert.text !== this.shown)
-      this.text.replaceChildren(...coded(withoutDouble(localTimes((this.shown = alert.text)))));
-    const [text, href] = targetOf(alert);
+    if (alert.text !== this.shown) {
+      this.shown = alert.text;
+      this.text.replaceChildren(...textNodes(alert.text));
+    }
+    const { text, href } = targetOf(alert);
     this.link.hidden = !href;
     setAttribute(this.link, "href", href);
     setText(this.link, text);
   }
 }
 
+// Returns the text and the address of the link of an alert.
 function targetOf({ job, uuid, node }) {
-  if (job) return ["Show the job", writeHash({ job })];
-  if (uuid) return ["Show the GPU", gpuHash(uuid)];
-  return node ? ["Show the node", nodeHash(node)] : ["", undefined];
+  if (job) return { text: "Show the job", href: writeHash({ job }) };
+  if (uuid) return { text: "Show the GPU", href: gpuHash(uuid) };
+  if (node) return { text: "Show the node", href: nodeHash(node) };
+  return { text: "", href: undefined };
 }
 
-// Returns the server's alerts. Older servers send none; for these, collects the conditions of the GPUs.
+// Returns the server's alerts. Older servers send none; for these, collects the conditions of the
+// GPUs.
 function alertsOf(picture, devices) {
   if (!Array.isArray(picture.alerts)) return gathered(picture, devices);
   const worded = picture.alerts.filter((alert) => typeof alert?.text === "string");
@@ -94,23 +102,29 @@ function alertsOf(picture, devices) {
     ...alert,
     severity: alert.severity === "broken" ? "broken" : "warning",
   }));
-  const again = repeatedOf(alerts);
-  // A node before single GPUs. Further problems of a GPU come last, so that the few that are shown are of different GPUs.
-  const rank = (alert) =>
-    (alert.severity === "broken" ? 0 : 3) + (again.has(alert) ? 2 : alert.uuid ? 1 : 0);
-  return alerts.sort((a, b) => rank(a) - rank(b));
+  const broken = alerts.filter((alert) => alert.severity === "broken");
+  const warnings = alerts.filter((alert) => alert.severity === "warning");
+  return [...nodesFirst(broken), ...nodesFirst(warnings)];
 }
 
-// Returns the alerts about a GPU that already has one of this severity.
+// A node before single GPUs. Further problems of a GPU come last, so that the few that are shown
+// are of different GPUs.
+function nodesFirst(alerts) {
+  const repeated = repeatedOf(alerts);
+  const ofNodes = alerts.filter((alert) => !alert.uuid);
+  const ofGpus = alerts.filter((alert) => alert.uuid && !repeated.has(alert));
+  return [...ofNodes, ...ofGpus, ...repeated];
+}
+
+// Returns the alerts about a GPU that already has one.
 function repeatedOf(alerts) {
-  const named = new Set();
-  const again = new Set();
+  const alerted = new Set();
+  const repeated = new Set();
   for (const alert of alerts) {
-    const key = `${alert.severity} ${alert.uuid}`;
-    if (alert.uuid && named.has(key)) again.add(alert);
-    named.add(key);
+    if (alert.uuid && alerted.has(alert.uuid)) repeated.add(alert);
+    alerted.add(alert.uuid);
   }
-  return again;
+  return repeated;
 }
 
 function gathered(picture, devices) {
@@ -124,24 +138,37 @@ function gathered(picture, devices) {
   const ofGpus = broken.map((device) => ({
     severity: device.severity,
     uuid: device.uuid,
-    text: `${device.node}: ${device.name}: ${device.conditions[0]?.says || conditionTitle(device.conditions[0]?.name ?? "lost")}`,
+    text: `${device.node}: ${device.name}: ${problemText(device)}`,
   }));
   return [...ofNodes, ...ofGpus];
+}
+
+function problemText({ conditions: [first] }) {
+  if (!first) return conditionTitle("lost");
+  return first.says || conditionTitle(first.name);
 }
 
 function notesOf(picture, alerts) {
   const alerted = new Set(alerts.map((alert) => alert.text));
   const nodes = picture.nodes ?? [];
-  const ofNodes = nodes.flatMap((node) =>
-    (node.notes ?? []).map((text) => [`${node.name}: ${text}`, text]),
-  );
-  const old = nodes.filter((node) => node.old && !node.gone && node.age_seconds !== undefined);
-  const ages = old.map((node) => `${node.name}: old, last seen ${duration(node.age_seconds)} ago`);
-  return [
-    ...(picture.notes ?? []).filter((text) => !alerted.has(text)),
-    ...ages,
-    ...ofNodes.filter((texts) => !texts.some((text) => alerted.has(text))).map(([text]) => text),
-  ];
+  const notes = (picture.notes ?? []).filter((text) => !alerted.has(text));
+
+  for (const node of nodes) {
+    const { name, old, gone, age_seconds: age } = node;
+    if (old && !gone && age !== undefined)
+      notes.push(`${name}: old, last seen ${duration(age)} ago`);
+  }
+  for (const { name, notes: texts = [] } of nodes) {
+    for (const text of texts) {
+      const named = `${name}: ${text}`;
+      if (!alerted.has(text) && !alerted.has(named)) notes.push(named);
+    }
+  }
+  return notes;
+}
+
+function textNodes(text) {
+  return coded(withoutDouble(localTimes(text)));
 }
 
 // Shortens "node node-3" to "node-3".
@@ -160,10 +187,8 @@ class Notes {
   show(notes, alone) {
     this.element.hidden = !notes.length;
     setText(byId("notes-summary"), plural(notes.length, "note"));
-    place(
-      byId("notes-list"),
-      notes.slice(0, MOST).map((text) => h("li", {}, ...coded(withoutDouble(localTimes(text))))),
-    );
+    const items = notes.slice(0, MOST).map((text) => h("li", {}, ...textNodes(text)));
+    place(byId("notes-list"), items);
     if (!notes.length || alone === this.alone) return;
     this.alone = alone;
     if (alone) this.unfolded = !this.element.open;

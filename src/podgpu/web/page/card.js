@@ -1,4 +1,5 @@
-// The tile next to a square of the heat map: shown while the pointer is on the square, or until closed after a click.
+// The tile next to a square of the heat map: shown while the pointer is on the square, or until
+// closed after a click.
 
 import { h } from "./dom.js";
 import { Tile } from "./tile.js";
@@ -17,7 +18,9 @@ export class Card {
       this.tile.element,
     );
     this.tile.element.removeAttribute("tabindex");
-    this.tile.element.addEventListener("click", (e) => e.target.closest("a") && this.hide());
+    this.tile.element.addEventListener("click", (event) => {
+      if (event.target.closest("a")) this.hide();
+    });
     this.pinned = false;
     document.body.append(this.element);
   }
@@ -31,8 +34,9 @@ export class Card {
     this.tile.update(device, true);
     this.element.hidden = false;
     this.move();
-    if (pinned)
-      (this.element.querySelector(".tile-name") ?? this.close).focus({ preventScroll: true });
+    if (!pinned) return;
+    const name = this.element.querySelector(".tile-name");
+    (name ?? this.close).focus({ preventScroll: true });
   }
 
   // Updates the tile, and hides it if its GPU no longer exists.
@@ -43,13 +47,16 @@ export class Card {
     else this.hide();
   }
 
+  // Moves below the square, or above it if there is no room. Stays in the window.
   move() {
-    const at = this.square.getBoundingClientRect();
-    const own = this.element.getBoundingClientRect();
-    const below = at.bottom + MARGIN + own.height < innerHeight;
-    const left = Math.min(Math.max(MARGIN, at.left - MARGIN), innerWidth - own.width - MARGIN);
+    const square = this.square.getBoundingClientRect();
+    const { width, height } = this.element.getBoundingClientRect();
+    const below = square.bottom + MARGIN;
+    const above = Math.max(MARGIN, square.top - MARGIN - height);
+    const top = below + height < innerHeight ? below : above;
+    const left = Math.min(square.left - MARGIN, innerWidth - width - MARGIN);
     this.element.style.left = `${Math.max(MARGIN, left)}px`;
-    this.element.style.top = `${below ? at.bottom + MARGIN : Math.max(MARGIN, at.top - MARGIN - own.height)}px`;
+    this.element.style.top = `${top}px`;
   }
 
   leave() {
@@ -58,12 +65,13 @@ export class Card {
 
   // Hides the tile. Returns true if it was visible.
   hide() {
-    const shown = !this.element.hidden;
-    const inside = this.element.contains(document.activeElement);
+    const wasShown = !this.element.hidden;
+    const hadFocus = this.element.contains(document.activeElement);
     this.element.hidden = true;
     this.pinned = false;
-    if (inside) this.square?.focus({ preventScroll: true });
-    this.element.hidden = true; // after the focus has moved, because focusing the square shows the tile again
-    return shown;
+    if (hadFocus) this.square?.focus({ preventScroll: true });
+    // Once more, because focusing the square shows the tile.
+    this.element.hidden = true;
+    return wasShown;
   }
 }

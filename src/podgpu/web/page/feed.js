@@ -1,4 +1,5 @@
-// Polls the view while the page is visible. Transfers it only if it has changed, and retries after failures.
+// Polls the view while the page is visible. Transfers it only if it has changed, and retries after
+// failures.
 
 import { plain } from "./dom.js";
 
@@ -7,6 +8,8 @@ const MOST_SECONDS = 5; // requests are cheap if the view was not modified
 const PATIENCE_SECONDS = 20;
 const LATE_INTERVALS = 3;
 const SLACK_SECONDS = 5;
+export const CONNECTION_LOST = "Connection lost";
+const CLOCK_SET_SECONDS = 3;
 
 export class Feed {
   constructor(url, onPicture, onTurn) {
@@ -53,15 +56,24 @@ export class Feed {
       this.isRejected = false;
       this.lostAt = undefined;
     } catch (error) {
-      this.failure = error instanceof Refused ? error.message : "Connection lost";
+      this.failure = error instanceof Refused ? error.message : CONNECTION_LOST;
       this.lostAt ??= Date.now() / 1000;
     }
     if (picture) this.show(picture);
     this.asking = false;
     this.onTurn();
-    const isDone = this.picture?.at !== undefined || this.isRejected; // the past does not change
-    if (!document.hidden && (url !== this.url || !isDone))
-      this.timer = setTimeout(() => this.turn(), url === this.url ? this.pause * 1000 : 0);
+    this.plan(url !== this.url);
+  }
+
+  // `isOther`: another URL was chosen during the last request.
+  plan(isOther) {
+    if (document.hidden) return;
+    const isPast = this.picture?.at !== undefined;
+    // The past does not change.
+    const isDone = isPast || this.isRejected;
+    if (isDone && !isOther) return;
+    const pause = isOther ? 0 : this.pause * 1000;
+    this.timer = setTimeout(() => this.turn(), pause);
   }
 
   get pause() {
@@ -84,21 +96,23 @@ export class Feed {
     if (response.status === 304) return this.fault ? this.picture : undefined;
     if (response.status === 401) throw new Refused("Signed out: reload the page to sign in");
     if (response.status === 429) throw new Refused("Too many requests, trying again");
-    if (!response.ok) {
-      const { error, ...facts } = await response.json().catch(() => ({}));
-      this.facts = facts;
-      this.isRejected = response.status === 400; // the request is wrong, so it is not repeated
-      if (this.isRejected) throw new Refused(plain(error ?? "The server rejects this request"));
-      throw new Refused(
-        `${typeof error === "string" ? plain(error) : `The server responds with ${response.status}`}, trying again`,
-      );
-    }
+    if (!response.ok) throw await this.refusal(response);
     const picture = await response.json();
     if (picture.api !== "podgpu/v1")
       throw new Refused("The response is not from podgpu, trying again");
     this.picture = picture;
     this.etag = response.headers.get("ETag") ?? "";
     return picture;
+  }
+
+  async refusal(response) {
+    const { error, ...facts } = await response.json().catch(() => ({}));
+    this.facts = facts;
+    this.isRejected = response.status === 400; // the request is wrong, so it is not repeated
+    if (this.isRejected) return new Refused(plain(error ?? "The server rejects this request"));
+    const isText = typeof error === "string";
+    const reason = isText ? plain(error) : `The server responds with ${response.status}`;
+    return new Refused(`${reason}, trying again`);
   }
 
   show(picture) {
@@ -115,25 +129,30 @@ export class Feed {
     this.fault = `Page error (${error.message}): not all figures are shown, reload the page`;
   }
 
-  // Estimates the difference of the clocks, to compute ages by the server's clock. A Date header has whole seconds and
-  // arrives late, so the largest difference is the most accurate. A very different one means that a clock was set.
+  // Estimates the difference of the clocks, to compute ages by the server's clock. A Date header
+  // has whole seconds and arrives late, so the largest difference is the most accurate. A very
+  // different one means that a clock was set.
   compareClocks(date) {
-    const theirs = Date.parse(date ?? "") / 1000;
-    if (Number.isNaN(theirs)) return;
-    const seen = theirs - Date.now() / 1000;
-    const moved = this.offset === undefined || Math.abs(seen - this.offset) > 3;
-    this.offset = moved ? seen : Math.max(seen, this.offset);
+    const serverTime = Date.parse(date ?? "") / 1000;
+    if (Number.isNaN(serverTime)) return;
+    const offset = serverTime - Date.now() / 1000;
+    const isFirst = this.offset === undefined;
+    const isSet = Math.abs(offset - this.offset) > CLOCK_SET_SECONDS;
+    this.offset = isFirst || isSet ? offset : Math.max(offset, this.offset);
   }
 
   now() {
     return Date.now() / 1000 + (this.offset ?? 0);
   }
 
-  // Time of the newest figures; undefined if there are none yet. Figures can be older than the view that has them.
+  // Time of the newest figures; undefined if there are none yet. Figures can be older than the view
+  // that has them.
   get figuresAt() {
     const { taken_at: taken, nodes } = this.picture ?? {};
-    if (!taken || !this.isAllOld) return taken || undefined;
-    return taken - nodes.reduce((least, node) => Math.min(least, node.age_seconds ?? 0), Infinity);
+    if (!taken) return undefined;
+    if (!this.isAllOld) return taken;
+    const ages = nodes.map((node) => node.age_seconds ?? 0);
+    return taken - Math.min(...ages);
   }
 
   get isAllOld() {
@@ -152,8 +171,9 @@ export class Feed {
     if (this.fault) return "failed";
     if (!this.picture) return "waiting";
     if (this.picture.at !== undefined) return "past";
+    if (this.isAllOld || this.age === undefined) return "old";
     const late = LATE_INTERVALS * this.picture.interval_seconds + SLACK_SECONDS;
-    return this.isAllOld || this.age === undefined || this.age > late ? "old" : "live";
+    return this.age > late ? "old" : "live";
   }
 }
 

@@ -1,7 +1,7 @@
 // The filter row: the options come from the data, the selection from the address.
 
-import { choicesOf, isFiltered, NAMES, SHOWS } from "./criteria.js";
-import { byId, h, place, plain, setText } from "./dom.js";
+import { choicesOf, isFiltered, NAMES, SHOWS, without } from "./criteria.js";
+import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
 
 const ALL = {
   cluster: "All clusters",
@@ -18,18 +18,16 @@ export class Filters {
     this.offer("show", SHOWS);
     for (const name of Object.keys(ALL)) this.offer(name, [["", ALL[name]]]);
     this.form.addEventListener("input", ({ target }) => {
-      const value = target.type === "checkbox" ? (target.checked ? "1" : "") : target.value;
-      onChange({ [target.name]: value }, target.type === "search");
+      const isTyping = target.type === "search";
+      onChange({ [target.name]: valueOf(target) }, isTyping);
     });
     this.form.addEventListener("submit", (event) => event.preventDefault());
     byId("more-filters").addEventListener("click", ({ target }) => {
-      const open = this.form.classList.toggle("is-open");
-      target.setAttribute("aria-expanded", open);
-      setText(target, open ? "Less" : "More");
+      const isOpen = this.form.classList.toggle("is-open");
+      setAttribute(target, "aria-expanded", String(isOpen));
+      setText(target, isOpen ? "Less" : "More");
     });
-    byId("clear").addEventListener("click", () =>
-      onChange({ q: "", cluster: "", ns: "", node: "", model: "", state: "" }),
-    );
+    byId("clear").addEventListener("click", () => onChange(without({})));
   }
 
   offer(name, choices) {
@@ -38,40 +36,38 @@ export class Filters {
     this.offered[name] = written;
     const select = this.form.elements[name];
     const chosen = select.value;
-    place(
-      select,
-      choices.map(([value, text]) => h("option", { value }, plain(text))),
-    );
+    const options = choices.map(([value, text]) => h("option", { value }, plain(text)));
+    place(select, options);
     select.value = chosen;
   }
 
   // Lists the values of the devices, and the selected value even if no device has it.
   offerFrom(devices, picture, criteria) {
     for (const name of ["state", "sort"]) this.offer(name, choicesOf(name, picture.paged));
-    const all = picture.namespaces ?? []; // also those of GPUs that the server did not list
-    const namespaces = new Set(all.map((one) => one.namespace));
-    const models = new Set();
-    for (const device of devices) {
-      models.add(device.model);
-      for (const holder of device.holders) if (holder.namespace) namespaces.add(holder.namespace);
+    const { nodes = [], namespaces: rows = [] } = picture;
+    const nodeNames = new Set(nodes.map((node) => node.name));
+    const models = new Set(devices.map((device) => device.model));
+    const clusters = new Set([...nodes, ...rows].map((row) => row.cluster).filter(Boolean));
+    // The rows include namespaces of GPUs that the server did not list.
+    const namespaces = new Set(rows.map((row) => row.namespace));
+    for (const holder of devices.flatMap((device) => device.holders)) {
+      if (holder.namespace) namespaces.add(holder.namespace);
     }
-    const nodes = (picture.nodes ?? []).map((node) => node.name);
-    const clusters = new Set(
-      [...(picture.nodes ?? []), ...all].map((one) => one.cluster ?? "").filter(Boolean),
-    );
-    this.form.elements.cluster.closest("label").hidden = !clusters.size;
+
+    // A field with one choice is shown only if it is in the address.
+    this.hide("cluster", !clusters.size);
+    this.hide("ns", !namespaces.size && !criteria.ns);
+    this.hide("node", nodeNames.size < 2 && !criteria.node);
+    this.hide("model", models.size < 2 && !criteria.model);
+    this.hide("cost", !devices.some(hasPrice));
     this.offer("cluster", choices("cluster", clusters, criteria));
     this.offer("ns", choices("ns", namespaces, criteria));
+    this.offer("node", choices("node", nodeNames, criteria));
     this.offer("model", choices("model", models, criteria));
-    this.offer("node", choices("node", new Set(nodes), criteria));
-    this.form.elements.ns.closest("label").hidden = !namespaces.size && !criteria.ns;
-    this.form.elements.node.closest("label").hidden = nodes.length < 2 && !criteria.node;
-    this.form.elements.model.closest("label").hidden = models.size < 2 && !criteria.model;
-    const priced = devices.some(
-      (device) =>
-        device.price !== undefined || device.holders.some((holder) => holder.cost !== undefined),
-    );
-    this.form.elements.cost.closest("label").hidden = !priced;
+  }
+
+  hide(name, isHidden) {
+    this.form.elements[name].closest("label").hidden = isHidden;
   }
 
   show(criteria, view) {
@@ -80,13 +76,25 @@ export class Filters {
       if (field.value !== criteria[name]) field.value = criteria[name];
     }
     this.form.elements.cost.checked = Boolean(criteria.cost);
-    this.form.dataset.view = view || "list"; // the stylesheet hides filters that do not apply to the view
+    // The stylesheet hides filters that do not apply to the view.
+    this.form.dataset.view = view || "list";
     byId("clear").hidden = !isFiltered(criteria);
   }
 }
 
-function choices(of, names, criteria) {
-  if (criteria[of]) names.add(criteria[of]);
-  const ordered = [...names].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
-  return [["", ALL[of]], ...ordered.map((name) => [name, name])];
+function valueOf(field) {
+  if (field.type !== "checkbox") return field.value;
+  return field.checked ? field.value : "";
+}
+
+function hasPrice(device) {
+  if (device.price !== undefined) return true;
+  return device.holders.some((holder) => holder.cost !== undefined);
+}
+
+function choices(filter, names, criteria) {
+  const all = new Set(names);
+  if (criteria[filter]) all.add(criteria[filter]);
+  const ordered = [...all].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+  return [["", ALL[filter]], ...ordered.map((name) => [name, name])];
 }

@@ -1,32 +1,28 @@
-// Keyboard control: arrow keys move between GPUs, / focuses the filter, ? shows the keys, Escape closes the innermost
-// open element.
+// Keyboard control: arrow keys move between GPUs, / focuses the filter, ? shows the keys, Escape
+// closes the innermost open element.
 
-const MOVES = {
-  ArrowRight: [1, 0],
-  ArrowLeft: [-1, 0],
-  ArrowDown: [0, 1],
-  ArrowUp: [0, -1],
-};
 const SELECTOR = ".tile[data-key], .square";
 
 export class Keys {
-  // `escape` closes the innermost open element. `reach(isLast)` brings the first or last GPU into the page, before it
-  // is focused.
+  // `escape` closes the innermost open element. `reach(isLast)` brings the first or last GPU into
+  // the page, before it is focused.
   constructor(main, filter, help, escape, reach) {
     this.reach = reach;
     this.main = main;
-    this.filter = filter;
     this.current = undefined;
     document.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.key === "/" && !isTyping(event.target)) {
+      if (hasModifier(event)) return;
+      if (event.key === "Escape") {
+        // The browser closes the help.
+        if (!help.open) escape();
+        return;
+      }
+      if (isTyping(event.target)) return;
+      if (event.key === "?") help.showModal();
+      if (event.key === "/") {
         event.preventDefault();
         filter.focus();
         filter.select();
-      } else if (event.key === "?" && !isTyping(event.target)) {
-        help.showModal();
-      } else if (event.key === "Escape" && !help.open) {
-        escape(event);
       }
     });
     main.addEventListener("keydown", (event) => this.move(event));
@@ -35,8 +31,7 @@ export class Keys {
 
   // Exactly one GPU is in the Tab order: the last focused one, or the first.
   refresh() {
-    if (!this.current?.isConnected || !this.main.contains(this.current))
-      this.choose(this.main.querySelector(SELECTOR));
+    if (!this.main.contains(this.current ?? null)) this.choose(this.main.querySelector(SELECTOR));
   }
 
   choose(element) {
@@ -47,14 +42,13 @@ export class Keys {
   }
 
   move(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
-    const from = event.target.closest(SELECTOR);
-    if (!from || event.target !== from) return;
+    const from = event.target;
+    if (hasModifier(event) || !from.matches(SELECTOR)) return;
     if (event.key === "Enter") {
       from.querySelector(".tile-name")?.click();
       return;
     }
-    const to = event.key in MOVES ? this.next(from, ...MOVES[event.key]) : this.edge(event.key);
+    const to = this.targetOf(event.key, from);
     if (!to) return;
     event.preventDefault();
     this.choose(to);
@@ -62,30 +56,57 @@ export class Keys {
     to.scrollIntoView({ block: "nearest" });
   }
 
-  edge(key) {
-    if (key !== "Home" && key !== "End") return undefined;
-    this.reach(key === "End");
-    const all = this.main.querySelectorAll(SELECTOR);
-    return key === "Home" ? all[0] : all[all.length - 1];
-  }
-
-  // Left and right follow the reading order; up and down follow the position on the screen.
-  next(from, x, y) {
+  // Returns the GPU to which a key leads. Left and right follow the reading order; up and down
+  // follow the position on the screen.
+  targetOf(key, from) {
+    if (key === "Home" || key === "End") this.reach(key === "End");
     const all = [...this.main.querySelectorAll(SELECTOR)];
-    if (x) return all[all.indexOf(from) + x];
-    const here = from.getBoundingClientRect();
-    const middle = here.left + here.width / 2;
-    let best;
-    let least = Infinity;
-    for (const other of all) {
-      const there = other.getBoundingClientRect();
-      const rows = y * (there.top - here.top);
-      if (rows < here.height / 2) continue;
-      const far = rows * 1000 + Math.abs(there.left + there.width / 2 - middle);
-      if (far < least) [best, least] = [other, far];
+    const place = all.indexOf(from);
+    switch (key) {
+      case "Home":
+        return all[0];
+      case "End":
+        return all.at(-1);
+      case "ArrowLeft":
+        return all[place - 1];
+      case "ArrowRight":
+        return all[place + 1];
+      case "ArrowUp":
+        return nearest(all, from, -1);
+      case "ArrowDown":
+        return nearest(all, from, 1);
+      default:
+        return undefined;
     }
-    return best;
   }
+}
+
+// Returns the nearest element in the next row. `direction`: 1 is down, -1 is up.
+function nearest(all, from, direction) {
+  const here = from.getBoundingClientRect();
+  let best;
+  let least = Infinity;
+  for (const other of all) {
+    const there = other.getBoundingClientRect();
+    const rows = direction * (there.top - here.top);
+    const isSameRow = rows < here.height / 2;
+    if (isSameRow) continue;
+    // The factor makes the row more important than the column.
+    const distance = rows * 1000 + Math.abs(middleOf(there) - middleOf(here));
+    if (distance < least) {
+      best = other;
+      least = distance;
+    }
+  }
+  return best;
+}
+
+function middleOf({ left, width }) {
+  return left + width / 2;
+}
+
+function hasModifier(event) {
+  return event.ctrlKey || event.metaKey || event.altKey;
 }
 
 function isTyping(target) {
