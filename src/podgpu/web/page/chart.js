@@ -1,11 +1,13 @@
 // A chart of one metric over time. It has one line per device, a scale, and the available width.
 
 import { h, place, setText, svg } from "./dom.js";
-import { UNKNOWN } from "./format.js";
+import { dotted, UNKNOWN } from "./format.js";
+import { areaOf, pointsText, runsOf } from "./shapes.js";
 
 const WIDTH = 1000;
 const HEIGHT = 100;
 const MOST_TINTED = 4; // if there are more lines, all have one colour, and their mean is added
+const NARROWEST_SPAN = 2; // a shorter problem is drawn as a line
 
 export class Chart {
   // `write` formats a value. `most(values)` returns the value of the top edge.
@@ -37,66 +39,80 @@ export class Chart {
     );
   }
 
-  // `axis`: from, to and step in seconds. `lines`: name and values, a number or null for each step from `from` on. Among
-  // many lines, the one with `isMarked` has its own colour.
-  // `top`: the maximum, if it is known.
+  // `axis`: from, to and step in seconds. `lines`: name and values, a number or null for each step
+  // from `from` on. Among many lines, the one with `isMarked` has its own colour. `top`: the
+  // maximum, if it is known.
   show(axis, lines, marks, ticks, top) {
     this.lines = lines;
-    const known = lines.flatMap(({ values }) => values.filter((value) => Number.isFinite(value)));
+    const known = lines.flatMap(({ values }) => values.filter(Number.isFinite));
     this.element.hidden = !known.length;
     if (!known.length) return;
-    const most = top > 0 && known.every((value) => value <= top) ? top : this.most(known) || 1;
+
+    const isTopValid = top > 0 && known.every((value) => value <= top);
+    const most = isTopValid ? top : this.most(known) || 1;
     setText(this.top, this.write(most));
     setText(this.bottom, this.write(0));
+
     const x = (at) => ((at - axis.from) / (axis.to - axis.from)) * WIDTH;
-    const many = lines.length > MOST_TINTED;
-    const paths = lines.map(({ values }, i) =>
-      path(values, axis, x, most, many ? "line is-many" : `line line-${i + 1}`),
-    );
-    if (lines.length === 1) paths.unshift(path(lines[0].values, axis, x, most, "area", true));
-    const marked = many ? lines.find((line) => line.isMarked) : undefined;
-    if (many) paths.push(path(meanOf(lines), axis, x, most, "line line-1"));
-    if (marked) paths.push(path(marked.values, axis, x, most, "line line-2"));
-    const grid = ticks.map((at) =>
-      svg("path", { class: "grid", d: `M${x(at).toFixed(1)},0V${HEIGHT}` }),
-    );
-    place(this.svg, [...grid, ...marks.map((mark) => markShape(mark, axis, x)), ...paths]);
-    place(
-      this.legend,
-      many
-        ? [
-            legendEntry(1, `mean of ${lines.length}`),
-            legendEntry("many", "each of them"),
-            ...(marked ? [legendEntry(2, `slowest: ${marked.name}`)] : []),
-          ]
-        : lines.map(({ name }, i) => legendEntry(i + 1, name)),
-    );
+    const drawing = new Drawing(axis, x, most);
+    const grid = ticks.map((at) => drawing.vertical(at, "grid"));
+    const problems = marks.map((mark) => drawing.mark(mark));
+    place(this.svg, [...grid, ...problems, ...this.paths(drawing)]);
+    place(this.legend, this.legendEntries());
     this.legend.hidden = lines.length < 2;
-    this.rest = restText(known, this.write);
-    setText(this.value, this.rest);
+    this.summary = meanAndMax(known, this.write);
+    setText(this.value, this.summary);
+  }
+
+  get isMany() {
+    return this.lines.length > MOST_TINTED;
+  }
+
+  get marked() {
+    return this.isMany ? this.lines.find((line) => line.isMarked) : undefined;
+  }
+
+  paths(drawing) {
+    const { lines, marked } = this;
+    if (lines.length === 1) {
+      const [{ values }] = lines;
+      return [drawing.area(values), drawing.line(values, "line line-1")];
+    }
+    if (!this.isMany)
+      return lines.map(({ values }, i) => drawing.line(values, `line line-${i + 1}`));
+
+    const paths = lines.map(({ values }) => drawing.line(values, "line is-many"));
+    paths.push(drawing.line(meanOf(lines), "line line-1"));
+    if (marked) paths.push(drawing.line(marked.values, "line line-2"));
+    return paths;
+  }
+
+  legendEntries() {
+    const { lines, marked } = this;
+    if (!this.isMany) return lines.map(({ name }, i) => legendEntry(i + 1, name));
+    const entries = [
+      legendEntry(1, `mean of ${lines.length}`),
+      legendEntry("many", "each of them"),
+    ];
+    if (marked) entries.push(legendEntry(2, `slowest: ${marked.name}`));
+    return entries;
   }
 
   // Shows the values at `step`, which is undefined if the pointer is elsewhere.
   read(step) {
     if (this.element.hidden) return "";
-    const text = step === undefined ? this.rest : this.textAt(step);
+    const text = step === undefined ? this.summary : this.textAt(step);
     setText(this.value, text);
     return text;
   }
 
   textAt(step) {
-    const at = this.lines
-      .map(({ name, values }) => [name, values[step]])
-      .filter(([, value]) => Number.isFinite(value));
-    if (!at.length) return UNKNOWN;
-    if (this.lines.length === 1) return this.write(at[0][1]);
-    if (this.lines.length <= MOST_TINTED)
-      return at.map(([name, value]) => `${name} ${this.write(value)}`).join(" \u00b7 ");
-    return restText(
-      at.map(([, value]) => value),
-      this.write,
-      true,
-    );
+    const known = this.lines.filter(({ values }) => Number.isFinite(values[step]));
+    const values = known.map((line) => line.values[step]);
+    if (!known.length) return UNKNOWN;
+    if (this.lines.length === 1) return this.write(values[0]);
+    if (this.isMany) return meanAndRange(values, this.write);
+    return dotted(known.map(({ name }, i) => `${name} ${this.write(values[i])}`));
   }
 }
 
@@ -104,58 +120,81 @@ function legendEntry(tint, name) {
   return h("li", {}, h("span", { class: `swatch tint-${tint}`, "aria-hidden": "true" }), name);
 }
 
-function restText(values, write, withLeast = false) {
-  let [least, most, sum] = [Infinity, -Infinity, 0];
-  for (const value of values) {
-    least = Math.min(least, value);
-    most = Math.max(most, value);
-    sum += value;
-  }
-  const mean = `mean ${write(sum / values.length)}`;
-  return withLeast
-    ? `${mean} \u00b7 ${write(least)} to ${write(most)}`
-    : `${mean} \u00b7 max ${write(most)}`;
+function meanAndMax(values, write) {
+  return dotted([meanText(values, write), `max ${write(largest(values))}`]);
 }
 
+function meanAndRange(values, write) {
+  const least = values.reduce((least, value) => Math.min(least, value), Infinity);
+  return dotted([meanText(values, write), `${write(least)} to ${write(largest(values))}`]);
+}
+
+function meanText(values, write) {
+  return `mean ${write(mean(values))}`;
+}
+
+// Not Math.max(...values): there may be more values than a call can have arguments.
+function largest(values) {
+  return values.reduce((most, value) => Math.max(most, value), -Infinity);
+}
+
+function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+// Returns the mean of the lines for each step; null where no line has a value.
 function meanOf(lines) {
-  const longest = lines.reduce((length, { values }) => Math.max(length, values.length), 0);
-  return Array.from({ length: longest }, (_, i) => {
-    const known = lines.map(({ values }) => values[i]).filter((value) => Number.isFinite(value));
-    return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+  const length = lines.reduce((longest, { values }) => Math.max(longest, values.length), 0);
+  return Array.from({ length }, (_, i) => {
+    const known = lines.map(({ values }) => values[i]).filter(Number.isFinite);
+    return known.length ? mean(known) : null;
   });
 }
 
-// Returns the path of a line. It is interrupted where values are unknown. A single value becomes a short dash.
-function path(values, axis, x, most, kind, isArea = false) {
-  const step = x(axis.from + axis.step);
-  let shape = "";
-  let run = [];
-  const finish = () => {
-    if (run.length === 1) run.push([run[0][0] + step / 2, run[0][1]]);
-    if (run.length) {
-      const line = run.map(([at, y]) => `${at.toFixed(1)},${y.toFixed(2)}`).join("L");
-      shape += isArea
-        ? `M${run[0][0].toFixed(1)},${HEIGHT}L${line}L${run.at(-1)[0].toFixed(1)},${HEIGHT}Z`
-        : `M${line}`;
+// Draws on the axis of a chart. `x(at)` is the position of a time; `most`: value of the top edge.
+class Drawing {
+  constructor(axis, x, most) {
+    this.axis = axis;
+    this.x = x;
+    this.most = most;
+  }
+
+  line(values, kind) {
+    const shapes = this.runs(values).map((run) => `M${pointsText(run, 2)}`);
+    return svg("path", { class: kind, d: shapes.join("") });
+  }
+
+  area(values) {
+    const shapes = this.runs(values).map((run) => areaOf(run, pointsText(run, 2), HEIGHT));
+    return svg("path", { class: "area", d: shapes.join("") });
+  }
+
+  // A single value becomes a short dash.
+  runs(values) {
+    const { from, step } = this.axis;
+    const dash = this.x(from + step) / 2;
+    const x = (i) => this.x(from + i * step);
+    const y = (value) => HEIGHT - (HEIGHT - 1) * Math.min(1, value / this.most);
+    const runs = runsOf(values, x, y);
+    for (const run of runs) {
+      const [first] = run;
+      if (run.length === 1) run.push({ x: first.x + dash, y: first.y });
     }
-    run = [];
-  };
-  values.forEach((value, i) => {
-    if (!Number.isFinite(value)) finish();
-    else
-      run.push([x(axis.from + i * axis.step), HEIGHT - (HEIGHT - 1) * Math.min(1, value / most)]);
-  });
-  finish();
-  return svg("path", { class: kind, d: shape });
-}
+    return runs;
+  }
 
-function markShape(mark, axis, x) {
-  const from = x(Math.max(axis.from, mark.at));
-  const until = x(Math.min(axis.to, mark.until ?? mark.at));
-  const width = Math.max(0, until - from);
-  const shape = width > 2 ? `M${from},0H${until}V${HEIGHT}H${from}Z` : `M${from},0V${HEIGHT}`;
-  return svg("path", {
-    class: `mark ${width > 2 ? "mark-span" : "mark-moment"} is-${mark.severity}`,
-    d: shape,
-  });
+  vertical(at, kind) {
+    return svg("path", { class: kind, d: `M${this.x(at).toFixed(1)},0V${HEIGHT}` });
+  }
+
+  mark({ at, until = at, severity }) {
+    const left = this.x(Math.max(this.axis.from, at));
+    const right = this.x(Math.min(this.axis.to, until));
+    if (right - left > NARROWEST_SPAN) {
+      const shape = `M${left},0H${right}V${HEIGHT}H${left}Z`;
+      return svg("path", { class: `mark mark-span is-${severity}`, d: shape });
+    }
+    const shape = `M${left},0V${HEIGHT}`;
+    return svg("path", { class: `mark mark-moment is-${severity}`, d: shape });
+  }
 }

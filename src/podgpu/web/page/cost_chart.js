@@ -1,8 +1,12 @@
-// Cost over time: a stacked bar for each day or hour, the period before as a line, and the forecast of the month.
+// Cost over time: a stacked bar for each day or hour, the period before as a line, and the forecast
+// of the month.
 
 import { Question } from "./ask.js";
-import { h, place, plain, setText, svg } from "./dom.js";
-import { amount, clock, money, percent, plural, totalMoney } from "./format.js";
+import { classes, h, place, plain, setText, svg } from "./dom.js";
+import { amount, clock, dotted, listed, money, percent, plural, totalMoney } from "./format.js";
+import { pointsText, runsOf } from "./shapes.js";
+import { movedStep } from "./timeline.js";
+import { sumOf } from "./totals.js";
 
 const EVERY_SECONDS = 300; // days change slowly
 const SMALL_SECONDS = 600;
@@ -15,6 +19,15 @@ const HOUR_SECONDS = 3600;
 const DAY_SECONDS = 86_400;
 const MOST_HOURS = 72; // longer ranges are shown by day
 const MOST_TICKS = 7;
+const SMALL_CHANGE = 0.005;
+const PARTIAL = " (not complete)";
+const KEYS = ["ArrowLeft", "ArrowRight", "Home", "End"];
+const LABEL = "Cost over time. Use the arrow keys to read one step.";
+const BOX = {
+  viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+  preserveAspectRatio: "none",
+  "aria-hidden": "true",
+};
 const DAY_TEXT = new Intl.DateTimeFormat("en", { month: "short", day: "numeric", timeZone: "UTC" });
 
 export class CostChart {
@@ -25,92 +38,67 @@ export class CostChart {
     this.value = h("p", { class: "chart-value", "aria-live": "polite" });
     this.legend = h("ul", { class: "chart-legend" });
     this.top = h("span");
-    this.svg = svg("svg", {
-      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
-      preserveAspectRatio: "none",
-      "aria-hidden": "true",
-    });
+    this.svg = svg("svg", BOX);
     this.axis = h("div", { class: "axis", "aria-hidden": "true" });
-    const scale = h(
-      "div",
-      { class: "chart-scale", "aria-hidden": "true" },
-      this.top,
-      h("span", {}, "0"),
-    );
     this.empty = h("span", { class: "cost-empty", "aria-hidden": "true" });
-    const body = h(
-      "div",
-      { class: "chart-body" },
-      scale,
-      h("div", { class: "cost-bars" }, this.svg, this.empty),
-    );
-    const keys = {
+    const scale = h("div", { class: "chart-scale", "aria-hidden": "true" });
+    scale.append(this.top, h("span", {}, "0"));
+    const bars = h("div", { class: "cost-bars" }, this.svg, this.empty);
+    const body = h("div", { class: "chart-body" }, scale, bars);
+    this.plot = h("div", {
+      class: "plot chart",
       tabindex: "0",
       role: "group",
-      "aria-label": "Cost over time. Use the arrow keys to read one step.",
-    };
-    this.plot = h("div", { class: "plot chart", ...keys }, this.value, body, this.axis);
+      "aria-label": LABEL,
+    });
+    this.plot.append(this.value, body, this.axis);
     this.budgets = h("ul", { class: "budgets", "aria-label": "Budgets of this month" });
-    this.element = h(
-      "section",
-      { class: "costs" },
-      h("div", { class: "timeline-head" }, this.title, this.about),
-      this.plot,
-      this.legend,
-      this.budgets,
-    );
+    const head = h("div", { class: "timeline-head" }, this.title, this.about);
+    this.element = h("section", { class: "costs" });
+    this.element.append(head, this.plot, this.legend, this.budgets);
+    this.element.hidden = true;
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.read(undefined));
     this.plot.addEventListener("keydown", (event) => this.step(event));
     this.plot.addEventListener("blur", () => this.read(undefined));
-    this.element.hidden = true;
   }
 
   forget() {
     this.question.forget();
   }
 
-  // `bounds`: range, or from and to. `pick(rows)` returns the rows that match the filter. `nameOf(row)`: its name.
+  // `bounds`: range, or from and to. `pick(rows)` returns the rows that match the filter.
+  // `nameOf(row)`: its name.
   show(bounds, by, pick, nameOf) {
     const hours = hoursOf(bounds);
     const step = hours <= MOST_HOURS ? "hour" : "day";
-    const { state, data } = this.question.want(
-      `api/v1/costs?${new URLSearchParams(bounds)}&by=${encodeURIComponent(by)}&step=${step}`,
-      EVERY_SECONDS,
-    );
+    const query = `${new URLSearchParams(bounds)}&by=${encodeURIComponent(by)}&step=${step}`;
+    const { state, data } = this.question.want(`api/v1/costs?${query}`, EVERY_SECONDS);
     const isReady = state === "ready" && hours > 1;
     const rows = isReady ? pick(data.rows ?? []) : [];
-    const written = JSON.stringify([data?.to, data?.by, rows.map(nameOf)]);
     this.element.hidden = !rows.length;
-    if (!rows.length || (data === this.data && written === this.written)) return;
+    if (!rows.length) return;
+
+    const written = JSON.stringify([data.to, data.by, rows.map(nameOf)]);
+    if (data === this.data && written === this.written) return;
     this.data = data;
     this.written = written;
-    this.bars = barsOf(data, rows, nameOf);
+    this.bars = new Bars(data, rows, nameOf);
     this.draw();
   }
 
   draw() {
     const { bars, data } = this;
-    setText(this.title, bars.isCost ? "Cost over time" : "GPU-hours over time");
+    setText(this.title, `${bars.title} over time`);
     setText(this.about, aboutText(data, bars));
     setText(this.top, bars.write(bars.most));
     place(this.svg, shapesOf(bars));
     this.showEmpty();
-    const length = bars.steps;
-    const every = Math.ceil(length / MOST_TICKS);
-    const ticks = [];
-    for (let i = 0; i < length; i += every) {
-      const tick = h("span", {}, bars.timeText(i));
-      tick.style.left = `${(100 * (i + 0.5)) / length}%`;
-      ticks.push(tick);
-    }
-    place(this.axis, ticks);
+    this.showAxis();
     place(this.legend, legendOf(bars));
-    place(
-      this.budgets,
-      bars.budgets.map((budget) => budgetItem(budget, bars.exact)),
-    );
-    this.budgets.hidden = !bars.budgets.length;
+    const budgets = bars.budgets.map((budget) => budgetItem(budget, bars));
+    place(this.budgets, budgets);
+    this.budgets.hidden = !budgets.length;
     this.read(undefined);
   }
 
@@ -118,34 +106,46 @@ export class CostChart {
   showEmpty() {
     const { bars } = this;
     const first = firstKnown(bars.sums);
-    this.empty.hidden = !(first >= LEAST_EMPTY * bars.steps);
+    const isShown = first >= LEAST_EMPTY * bars.steps;
+    this.empty.hidden = !isShown;
     this.empty.style.width = `${(100 * first) / bars.steps}%`;
     setText(this.empty, `no record before ${bars.timeText(first)}`);
   }
 
+  showAxis() {
+    const { steps } = this.bars;
+    const every = Math.ceil(steps / MOST_TICKS);
+    const ticks = [];
+    for (let i = 0; i < steps; i += every) {
+      const tick = h("span", {}, this.bars.timeText(i));
+      tick.style.left = `${(100 * (i + 0.5)) / steps}%`;
+      ticks.push(tick);
+    }
+    place(this.axis, ticks);
+  }
+
   point(event) {
     const { left, width } = this.svg.getBoundingClientRect();
-    this.read(Math.floor(((event.clientX - left) / width) * this.bars.steps));
+    const ratio = (event.clientX - left) / width;
+    this.read(Math.floor(ratio * this.bars.steps));
   }
 
   step(event) {
-    const moves = { ArrowLeft: -1, ArrowRight: 1 };
-    const last = this.bars.steps - 1;
-    if (!(event.key in moves || event.key === "Home" || event.key === "End")) return;
+    if (!KEYS.includes(event.key)) return;
     event.preventDefault();
-    const next =
-      event.key === "Home" ? 0 : event.key === "End" ? last : (this.at ?? last) + moves[event.key];
-    this.read(next);
+    const last = this.bars.steps - 1;
+    this.read(movedStep(event.key, this.at ?? last, last));
   }
 
-  // Shows the values of one step. `at` is undefined if the pointer is elsewhere.
-  read(at) {
+  // Shows the values of one step. `step` is undefined if the pointer is elsewhere.
+  read(step) {
     const { bars } = this;
-    this.at = at === undefined ? undefined : Math.min(bars.steps - 1, Math.max(0, at));
-    setText(this.value, this.at === undefined ? "Point at a bar to read it" : bars.textAt(this.at));
-    [...this.svg.querySelectorAll(".cost-step")].forEach((group, i) =>
-      group.classList.toggle("is-read", i === this.at),
-    );
+    const isPointed = step !== undefined;
+    this.at = isPointed ? Math.min(bars.steps - 1, Math.max(0, step)) : undefined;
+    setText(this.value, isPointed ? bars.textAt(this.at) : "Point at a bar to read it");
+    this.svg.querySelectorAll(".cost-step").forEach((group, i) => {
+      group.classList.toggle("is-read", i === this.at);
+    });
   }
 }
 
@@ -156,11 +156,7 @@ export class SmallCosts {
     this.question = new Question(onAnswer);
     this.range = "14d";
     this.text = h("span");
-    this.svg = svg("svg", {
-      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
-      preserveAspectRatio: "none",
-      "aria-hidden": "true",
-    });
+    this.svg = svg("svg", BOX);
     this.meaning = h("span", { class: "small-meaning" });
     place(element, [this.text, this.svg, this.meaning]);
   }
@@ -173,51 +169,46 @@ export class SmallCosts {
 
   ask() {
     const step = this.range === "24h" ? "hour" : "day";
-    const { state, data } = this.question.want(
-      `api/v1/costs?range=${this.range}&by=namespace&step=${step}`,
-      SMALL_SECONDS,
-    );
+    const url = `api/v1/costs?range=${this.range}&by=namespace&step=${step}`;
+    const { state, data } = this.question.want(url, SMALL_SECONDS);
     this.isMissing = state === "missing"; // an older podgpu
     if (state !== "ready" || data === this.data) return;
     this.data = data;
     const known = (data.totals?.steps?.gpu_hours ?? []).filter(Number.isFinite).length;
-    if (known < FEWEST_DAYS && step === "day") {
+    const isYoung = step === "day" && known < FEWEST_DAYS;
+    if (isYoung) {
       this.range = "24h"; // a new history has only hours
-      return this.ask();
+      this.ask();
+      return;
     }
     this.isDrawn = known > 0;
     if (this.isDrawn) this.draw(data);
   }
 
   draw(data) {
-    const bars = barsOf(data, data.rows ?? [], (row) => row.namespace ?? "");
-    const total = bars.isCost ? data.totals.cost : data.totals.gpu_hours;
-    const use = data.totals.mean_use;
-    const first = firstKnown(bars.sums); // a young history begins with its first record
-    const steps = bars.steps - first;
-    const length = plural(steps, bars.isDay ? "day" : "hour");
-    setText(this.meaning, `bars: ${bars.isCost ? "cost" : "GPU-hours"}, line: use`);
-    setText(
-      this.text,
-      [
-        `${bars.isCost ? "Cost" : "GPU-hours"}, last ${length}: ${bars.write(total)}`,
-        use !== undefined && `${percent(use)} used of what is held`,
-      ]
-        .filter(Boolean)
-        .join(" \u00b7 "),
-    );
-    const sums = bars.sums.slice(first);
-    const sum = { values: sums, tint: "others" };
+    const all = new Bars(data, data.rows ?? [], (row) => row.namespace ?? "");
+    // A young history begins with its first record.
+    const first = firstKnown(all.sums);
+    const sums = all.sums.slice(first);
+    const steps = sums.length;
+    const { cost, gpu_hours: hours, mean_use: use } = data.totals;
+    const total = all.write(all.isCost ? cost : hours);
+    const length = plural(steps, all.unit);
+    setText(this.meaning, `bars: ${all.isCost ? "cost" : all.title}, line: use`);
+    const useText = use !== undefined && `${percent(use)} used of what is held`;
+    setText(this.text, dotted([`${all.title}, last ${length}: ${total}`, useText]));
+
     const shapes = shapesOf({
-      ...bars,
       steps,
       sums,
-      complete: bars.complete.slice(first),
-      lines: [sum],
+      most: all.most,
+      complete: all.complete.slice(first),
+      lines: [{ values: sums, tint: "others" }],
       previous: [],
       limit: undefined,
     });
-    place(this.svg, [...shapes, useLine((data.totals.steps?.mean_use ?? []).slice(first))]);
+    const uses = (data.totals.steps?.mean_use ?? []).slice(first);
+    place(this.svg, [...shapes, useLine(uses)]);
   }
 }
 
@@ -229,13 +220,14 @@ function firstKnown(sums) {
 // The use, from 0 to 100 %. It is interrupted where it is unknown.
 function useLine(values) {
   const width = WIDTH / values.length;
-  let shape = "";
-  values.forEach((value, i) => {
-    if (!Number.isFinite(value)) return;
-    const place = `${((i + 0.5) * width).toFixed(1)},${(HEIGHT - HEIGHT * Math.min(1, value)).toFixed(2)}`;
-    shape += Number.isFinite(values[i - 1]) ? `L${place}` : `M${place}h1L${place}`;
+  const x = (i) => (i + 0.5) * width;
+  const y = (value) => HEIGHT - HEIGHT * Math.min(1, value);
+  const shapes = runsOf(values, x, y).map((run) => {
+    const [first] = run;
+    // The short line makes a single value visible.
+    return `M${pointsText([first], 2)}h1L${pointsText(run, 2)}`;
   });
-  return svg("path", { class: "line", d: shape });
+  return svg("path", { class: "line", d: shapes.join("") });
 }
 
 function hoursOf({ range, from, to }) {
@@ -244,67 +236,77 @@ function hoursOf({ range, from, to }) {
   return ((Number(to) || Date.now() / 1000) - Number(from)) / HOUR_SECONDS;
 }
 
-// Returns what is drawn: for each step, the parts of the stack, or undefined without a record.
-function barsOf(data, rows, nameOf) {
-  const isCost = rows.some((row) => row.steps?.cost?.some(Number.isFinite));
-  const name = isCost ? "cost" : "gpu_hours";
-  const write = isCost
-    ? (value) => totalMoney(value, data.currency)
-    : (value) => `${amount(value)} h`;
-  const exact = isCost ? (value) => money(value, data.currency) : write;
-  const lines = rows.map((row, i) => ({
-    name: row.others ? "others" : nameOf(row),
-    tint: tintOf(row, i),
-    values: row.steps?.[name] ?? [],
-    forecast: forecastText(row, data.currency),
-  }));
-  const totals = data.totals?.steps?.[name] ?? [];
-  const isAll = rows.length === data.rows.length;
-  const previous = isAll ? (data.previous?.totals?.steps?.[name] ?? []) : [];
-  const sums = totals.map((total, i) => (Number.isFinite(total) ? sumAt(lines, i) : undefined));
-  const isDay = data.step_seconds === DAY_SECONDS;
-  const budgets = isCost
-    ? (data.budgets ?? []).filter((budget) => rows.some((row) => isOf(budget, row)))
-    : [];
-  // One line only if every row has a budget: otherwise the stack and the line are not comparable.
-  const isCovered = rows.every(
-    (row) => row.unallocated || budgets.some((budget) => isOf(budget, row)),
-  );
-  const limit =
-    isDay && budgets.length && isCovered
-      ? budgets.reduce((sum, budget) => sum + budget.per_month, 0) / daysOfMonth(data.to)
-      : undefined;
-  const most = Math.max(...[...sums, ...previous, limit].filter(Number.isFinite), 0) || 1;
-  const timeText = (i) => {
-    const at = data.from + i * data.step_seconds;
-    return isDay ? DAY_TEXT.format(new Date(at * 1000)) : clock(at);
-  };
-  const textAt = (i) => {
-    const partly = data.complete?.[i] || sums[i] === undefined ? "" : " (not complete)";
-    const parts = lines
-      .filter(({ values }) => values[i] > 0)
-      .map((line) => `${line.name} ${exact(line.values[i])}`);
-    const total = sums[i] === undefined ? "no record" : `${exact(sums[i])}${partly}`;
-    const before = Number.isFinite(previous[i]) ? `period before ${exact(previous[i])}` : "";
-    return [`${timeText(i)}: ${total}`, ...parts, before].filter(Boolean).join(" \u00b7 ");
-  };
-  return {
-    isCost,
-    isDay,
-    isAll,
-    write,
-    exact,
-    lines,
-    sums,
-    previous,
-    budgets,
-    limit,
-    most,
-    steps: totals.length,
-    complete: data.complete ?? [],
-    timeText,
-    textAt,
-  };
+// What is drawn: for each step, the parts of the stack, or undefined without a record.
+class Bars {
+  constructor(data, rows, nameOf) {
+    this.data = data;
+    this.isCost = rows.some((row) => row.steps?.cost?.some(Number.isFinite));
+    this.isDay = data.step_seconds === DAY_SECONDS;
+    this.isAll = rows.length === data.rows.length;
+    this.title = this.isCost ? "Cost" : "GPU-hours";
+    this.unit = this.isDay ? "day" : "hour";
+
+    const name = this.isCost ? "cost" : "gpu_hours";
+    const totals = data.totals?.steps?.[name] ?? [];
+    const previous = data.previous?.totals?.steps?.[name] ?? [];
+    this.steps = totals.length;
+    this.complete = data.complete ?? [];
+    this.lines = rows.map((row, i) => ({
+      name: row.others ? "others" : nameOf(row),
+      tint: tintOf(row, i),
+      values: row.steps?.[name] ?? [],
+      forecast: forecastText(row, data.currency),
+    }));
+    this.sums = totals.map((total, i) => {
+      return Number.isFinite(total) ? sumAt(this.lines, i) : undefined;
+    });
+    // A part of the rows cannot be compared with all of the period before.
+    this.previous = this.isAll ? previous : [];
+    this.budgets = this.isCost ? budgetsOf(data, rows) : [];
+    this.limit = this.isDay ? limitPerDay(this.budgets, rows, data.to) : undefined;
+    const heights = [...this.sums, ...this.previous, this.limit].filter(Number.isFinite);
+    this.most = Math.max(...heights, 0) || 1;
+  }
+
+  write(value) {
+    return this.isCost ? totalMoney(value, this.data.currency) : `${amount(value)} h`;
+  }
+
+  exact(value) {
+    return this.isCost ? money(value, this.data.currency) : this.write(value);
+  }
+
+  timeText(step) {
+    const at = this.data.from + step * this.data.step_seconds;
+    return this.isDay ? DAY_TEXT.format(new Date(at * 1000)) : clock(at);
+  }
+
+  textAt(step) {
+    const sum = this.sums[step];
+    const isPartial = sum !== undefined && !this.complete[step];
+    const total = sum === undefined ? "no record" : this.exact(sum);
+    const parts = this.lines.filter(({ values }) => values[step] > 0);
+    const before = this.previous[step];
+    return dotted([
+      `${this.timeText(step)}: ${total}${isPartial ? PARTIAL : ""}`,
+      ...parts.map(({ name, values }) => `${name} ${this.exact(values[step])}`),
+      Number.isFinite(before) && `period before ${this.exact(before)}`,
+    ]);
+  }
+}
+
+function budgetsOf(data, rows) {
+  const isShown = (budget) => rows.some((row) => isOf(budget, row));
+  return (data.budgets ?? []).filter(isShown);
+}
+
+// Returns the sum of the budgets per day. Only if every row has a budget: otherwise, the stack and
+// the line are not comparable.
+function limitPerDay(budgets, rows, now) {
+  const hasBudget = (row) => budgets.some((budget) => isOf(budget, row));
+  const areAllCovered = rows.every((row) => row.unallocated || hasBudget(row));
+  if (!budgets.length || !areAllCovered) return undefined;
+  return sumOf(budgets.map((budget) => budget.per_month)) / daysOfMonth(now);
 }
 
 function isOf(budget, row) {
@@ -317,24 +319,28 @@ function daysOfMonth(unix) {
   return new Date(Date.UTC(at.getUTCFullYear(), at.getUTCMonth() + 1, 0)).getUTCDate();
 }
 
-// Says how much of a budget is used, with a bar. The mark on the bar is the forecast.
-function budgetItem(budget, exact) {
-  const name = budget.label ? `${budget.label}=${budget.value}` : budget.namespace;
-  const forecast = budget.forecast === undefined ? "" : `, forecast ${exact(budget.forecast)}`;
-  const isOver = budget.cost > budget.per_month;
-  const isAhead = !isOver && budget.forecast > budget.per_month;
+// Says how much of a budget is used, with a bar.
+function budgetItem(budget, bars) {
+  const { label, value, namespace, cost, per_month: limit, ratio, forecast } = budget;
+  const name = label ? `${label}=${value}` : namespace;
   const fill = h("span", { class: "budget-fill" });
-  fill.style.width = `${100 * Math.min(1, budget.ratio)}%`;
-  const text = `${exact(budget.cost)} of ${exact(budget.per_month)} this month (${percent(budget.ratio)})${forecast}`;
-  const sign = isOver ? "over budget" : isAhead ? "forecast over budget" : "";
+  fill.style.width = `${100 * Math.min(1, ratio)}%`;
+  const used = `${bars.exact(cost)} of ${bars.exact(limit)} this month (${percent(ratio)})`;
+  const expected = forecast !== undefined && `forecast ${bars.exact(forecast)}`;
+  const warning = budgetWarning(budget);
   return h(
     "li",
-    { class: isOver || isAhead ? "is-over" : "" },
+    { class: warning ? "is-over" : "" },
     h("bdi", {}, plain(name)),
     h("span", { class: "budget-track", "aria-hidden": "true" }, fill),
-    h("span", {}, text),
-    sign && h("strong", {}, sign),
+    h("span", {}, listed([used, expected])),
+    warning && h("strong", {}, warning),
   );
+}
+
+function budgetWarning({ cost, forecast, per_month: limit }) {
+  if (cost > limit) return "over budget";
+  return forecast > limit ? "forecast over budget" : "";
 }
 
 function tintOf(row, i) {
@@ -348,42 +354,36 @@ function sumAt(lines, i) {
 
 function shapesOf({ lines, sums, previous, limit, most, steps, complete }) {
   const width = WIDTH / steps;
-  const y = (value) => HEIGHT - (HEIGHT - 1) * (value / most);
-  const groups = sums.map((sum, i) => {
-    const from = (i + GAP / 2) * width;
-    const until = (i + 1 - GAP / 2) * width;
-    const box = (low, high, kind) =>
-      svg("path", {
-        class: kind,
-        d: `M${from.toFixed(1)},${y(low).toFixed(2)}V${y(high).toFixed(2)}H${until.toFixed(1)}V${y(low).toFixed(2)}Z`,
-      });
+  const y = (value) => (HEIGHT - (HEIGHT - 1) * (value / most)).toFixed(2);
+  const shapes = sums.map((sum, i) => {
+    const left = ((i + GAP / 2) * width).toFixed(1);
+    const right = ((i + 1 - GAP / 2) * width).toFixed(1);
     // Without a record, there is no bar: it would look like a cost.
-    if (sum === undefined)
-      return svg(
-        "g",
-        { class: "cost-step" },
-        svg("path", {
-          class: "cost-gap",
-          d: `M${from.toFixed(1)},${HEIGHT - 2}H${until.toFixed(1)}`,
-        }),
-      );
+    if (sum === undefined) {
+      const gap = svg("path", { class: "cost-gap", d: `M${left},${HEIGHT - 2}H${right}` });
+      return svg("g", { class: "cost-step" }, gap);
+    }
+    const bars = [];
     let low = 0;
-    const parts = [];
     for (const { values, tint } of lines) {
       if (!(values[i] > 0)) continue;
-      parts.push(box(low, low + values[i], `cost-${tint}`));
-      low += values[i];
+      const high = low + values[i];
+      const shape = `M${left},${y(low)}V${y(high)}H${right}V${y(low)}Z`;
+      bars.push(svg("path", { class: `cost-${tint}`, d: shape }));
+      low = high;
     }
-    return svg("g", { class: `cost-step${complete[i] ? "" : " is-partial"}` }, ...parts);
+    return svg("g", { class: classes("cost-step", !complete[i] && "is-partial") }, ...bars);
   });
-  let line = "";
-  previous.forEach((value, i) => {
-    if (!Number.isFinite(value)) return;
-    line += `M${(i * width).toFixed(1)},${y(value).toFixed(2)}H${((i + 1) * width).toFixed(1)}`;
+
+  const before = previous.map((value, i) => {
+    if (!Number.isFinite(value)) return "";
+    const left = (i * width).toFixed(1);
+    const right = ((i + 1) * width).toFixed(1);
+    return `M${left},${y(value)}H${right}`;
   });
-  const shapes = [...groups, svg("path", { class: "cost-before", d: line })];
+  shapes.push(svg("path", { class: "cost-before", d: before.join("") }));
   if (limit !== undefined)
-    shapes.push(svg("path", { class: "cost-budget", d: `M0,${y(limit).toFixed(2)}H${WIDTH}` }));
+    shapes.push(svg("path", { class: "cost-budget", d: `M0,${y(limit)}H${WIDTH}` }));
   return shapes;
 }
 
@@ -395,46 +395,62 @@ function forecastText({ forecast, next_month: next }, currency) {
 }
 
 // The table below shows the costs of the period. The steps of the chart may begin later.
-function legendOf({ lines, previous, limit, exact, sums, isDay, complete }) {
-  const entry = (tint, ...text) =>
-    h("li", {}, h("span", { class: `swatch cost-${tint}`, "aria-hidden": "true" }), ...text);
-  const entries = lines.map(({ name, tint, forecast }) => {
-    const meaning = tint === "free" ? "paid for, held by nobody" : "";
-    const text = [meaning, forecast].filter(Boolean).join("; ");
-    return entry(tint, h("bdi", {}, name), text ? ` (${text})` : "");
-  });
-  if (previous.some(Number.isFinite)) entries.push(entry("before", "period before"));
-  if (limit !== undefined) entries.push(entry("budget", `budget per day ${exact(limit)}`));
-  if (sums.some((sum, i) => sum !== undefined && !complete[i]))
-    entries.push(h("li", {}, `pale: the ${isDay ? "day" : "hour"} is not complete`));
+function legendOf(bars) {
+  const { lines, previous, limit, sums, unit, complete } = bars;
+  const entries = lines.map(lineEntry);
+  if (previous.some(Number.isFinite)) entries.push(legendEntry("before", "period before"));
+  if (limit !== undefined) {
+    entries.push(legendEntry("budget", `budget per day ${bars.exact(limit)}`));
+  }
+  const isPartial = sums.some((sum, i) => sum !== undefined && !complete[i]);
+  if (isPartial) entries.push(h("li", {}, `pale: the ${unit} is not complete`));
   const missing = sums.filter((sum) => sum === undefined).length;
-  if (missing) entries.push(entry("gap", `no record: ${plural(missing, isDay ? "day" : "hour")}`));
+  if (missing) entries.push(legendEntry("gap", `no record: ${plural(missing, unit)}`));
   return entries;
 }
 
-function aboutText(data, { isCost, isDay, isAll }) {
-  const { forecast, previous } = data;
-  const unit = isDay ? "UTC days" : "hours";
-  if (!isCost || !isAll) return unit;
-  const price = (value) => totalMoney(value, data.currency);
-  const texts = [unit];
-  const compared = previous?.compared;
-  if (compared?.previous_cost > 0) {
-    const change = compared.cost / compared.previous_cost - 1;
-    const words =
-      Math.abs(change) < 0.005
-        ? "the same as"
-        : `${percent(Math.abs(change))} ${change > 0 ? "more" : "less"} than`;
-    texts.push(
-      `${words} in the period before (${price(compared.cost)}, before ${price(compared.previous_cost)}, in ${plural(compared.steps, isDay ? "complete day" : "complete hour")})`,
-    );
+function lineEntry({ name, tint, forecast }) {
+  const meaning = tint === "free" ? "paid for, held by nobody" : "";
+  const more = [meaning, forecast].filter(Boolean).join("; ");
+  return legendEntry(tint, h("bdi", {}, name), more ? ` (${more})` : "");
+}
+
+function legendEntry(tint, ...content) {
+  const swatch = h("span", { class: `swatch cost-${tint}`, "aria-hidden": "true" });
+  return h("li", {}, swatch, ...content);
+}
+
+function aboutText(data, { isCost, isDay, isAll, unit }) {
+  const { forecast, previous, currency } = data;
+  const texts = [isDay ? "UTC days" : "hours"];
+  const isComparable = isCost && isAll;
+  if (isComparable && previous?.compared?.previous_cost > 0) {
+    texts.push(changeText(previous.compared, unit, currency));
   }
-  if (forecast) {
-    const last = DAY_TEXT.format(new Date((forecast.to - 1) * 1000));
-    texts.push(
-      `forecast until ${last}: ${price(forecast.cost)} = ${price(forecast.cost_so_far)} so far this month + ${price(forecast.cost_per_day)} a day (mean of ${plural(forecast.days, "complete day")})`,
-    );
-    if (forecast.next_month !== undefined) texts.push(`next month: ${price(forecast.next_month)}`);
-  }
-  return texts.join(" \u00b7 ");
+  if (isComparable && forecast) texts.push(...forecastTexts(forecast, currency));
+  return dotted(texts);
+}
+
+function changeText({ cost, previous_cost: before, steps }, unit, currency) {
+  const change = cost / before - 1;
+  const costs = `${totalMoney(cost, currency)}, before ${totalMoney(before, currency)}`;
+  const length = plural(steps, `complete ${unit}`);
+  return `${comparison(change)} in the period before (${costs}, in ${length})`;
+}
+
+function comparison(change) {
+  const size = Math.abs(change);
+  if (size < SMALL_CHANGE) return "the same as";
+  return change > 0 ? `${percent(size)} more than` : `${percent(size)} less than`;
+}
+
+function forecastTexts(forecast, currency) {
+  const price = (value) => totalMoney(value, currency);
+  const { cost, cost_so_far: past, cost_per_day: perDay, next_month: next, days, to } = forecast;
+  const last = DAY_TEXT.format(new Date((to - 1) * 1000));
+  const mean = `${price(perDay)} a day (mean of ${plural(days, "complete day")})`;
+  const sum = `${price(past)} so far this month + ${mean}`;
+  const texts = [`forecast until ${last}: ${price(cost)} = ${sum}`];
+  if (next !== undefined) texts.push(`next month: ${price(next)}`);
+  return texts;
 }
