@@ -1,10 +1,14 @@
-// The heat map for many GPUs: a square for each GPU, a cell for each node. Only the visible part is in the DOM.
+// The heat map for many GPUs: a square for each GPU, a cell for each node. Only the visible part is
+// in the DOM.
 
 import { groupedByNode } from "./criteria.js";
-import { h, place, plain, setAttribute, setClass, setText } from "./dom.js";
+import { classes, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
 import { isMarked, labelOf } from "./tile.js";
+import { nodeClass } from "./tiles.js";
 
 const NARROWEST_CELL = 138;
+const USUAL_PER_LINE = 8;
+const MOST_LINES = 2;
 const GAP = 12;
 const SPARE_ROWS = 2;
 const NAME_HEIGHT = 17;
@@ -26,26 +30,27 @@ export class HeatMap {
     const again = () => this.schedule();
     addEventListener("scroll", again, { passive: true });
     addEventListener("resize", again);
-    for (const event of ["mouseover", "focusin"])
-      this.element.addEventListener(event, (e) => this.point(e));
+    this.element.addEventListener("mouseover", (event) => this.point(event));
+    this.element.addEventListener("focusin", (event) => this.point(event));
     this.element.addEventListener("mouseleave", () => card.leave());
     this.element.addEventListener("focusout", () => card.leave());
-    this.element.addEventListener("click", (e) => this.point(e, true));
-    this.element.addEventListener("keydown", (e) => {
-      if (e.key !== "Enter" && e.key !== " ") return;
-      e.preventDefault();
-      this.point(e, true);
+    this.element.addEventListener("click", (event) => this.point(event, true));
+    this.element.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      this.point(event, true);
     });
   }
 
-  // `place`: width, and top in the window, measured before this update changed anything. Measuring later would make the
-  // browser lay the page out twice.
-  show(devices, nodes, anew, place) {
+  // `measured`: width, and top in the window, measured before this update changed anything.
+  // Measuring later would make the browser lay the page out twice.
+  show(devices, nodes, anew, measured) {
     this.nodes = nodes;
     this.groups = [...groupedByNode(devices)];
-    this.largest = this.groups.reduce((most, [, members]) => Math.max(most, members.length), 1);
+    const sizes = this.groups.map(([, members]) => members.length);
+    this.largest = Math.max(1, ...sizes);
     if (anew) this.card.leave();
-    this.render(place, anew);
+    this.render(measured, anew);
     this.schedule();
   }
 
@@ -58,37 +63,49 @@ export class HeatMap {
     });
   }
 
-  // All cells have the same size, so positions can be computed: eight squares per line, at most two lines.
+  // All cells have the same size, so positions can be computed: eight squares per line, or more if
+  // two lines are not enough.
   layout(width) {
-    const perLine = this.largest > 16 ? Math.ceil(this.largest / 2) : Math.min(8, this.largest);
+    const half = Math.ceil(this.largest / MOST_LINES);
+    const usual = Math.min(USUAL_PER_LINE, this.largest);
+    const perLine = Math.max(usual, half);
     const lines = Math.ceil(this.largest / perLine);
     const columns = Math.max(1, Math.floor((width + GAP) / (NARROWEST_CELL + GAP)));
     const square = this.touched.matches ? TOUCHED_HEIGHT : SQUARE_HEIGHT;
-    return { perLine, columns, square, height: NAME_HEIGHT + lines * (square + SQUARE_GAP) + GAP };
+    const height = NAME_HEIGHT + lines * (square + SQUARE_GAP) + GAP;
+    return { perLine, columns, square, height };
   }
 
-  // Draws the visible nodes. After scrolling, nodes keep their cells, and only newly visible nodes are drawn. `anew`:
-  // assigns the cells to the nodes in order, because filling elements costs less than moving them.
-  render({ width, top: from } = this.measure(), anew = false) {
+  // Draws the visible nodes. After scrolling, nodes keep their cells, and only newly visible nodes
+  // are drawn. `anew`: assigns the cells to the nodes in order, because filling elements costs less
+  // than moving them.
+  render({ width, top } = this.measure(), anew = false) {
     const { perLine, columns, square, height } = this.layout(width);
     const rows = Math.ceil(this.groups.length / columns);
-    const top = -from;
-    const first = Math.max(0, Math.min(rows - 1, Math.floor(top / height)) - SPARE_ROWS);
-    const last = Math.min(rows, Math.ceil((top + innerHeight) / height) + SPARE_ROWS);
+    const firstVisible = Math.min(rows - 1, Math.floor(-top / height));
+    const lastVisible = Math.ceil((innerHeight - top) / height);
+    const first = Math.max(0, firstVisible - SPARE_ROWS);
+    const last = Math.min(rows, lastVisible + SPARE_ROWS);
+
     this.element.style.height = `${rows * height}px`;
     this.element.style.setProperty("--per-line", perLine);
     this.element.style.setProperty("--square", `${square}px`);
     this.window.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
     this.window.style.gridAutoRows = `${height}px`;
     this.window.style.transform = `translateY(${first * height}px)`;
-    const drawn = this.groups.slice(first * columns, Math.max(first + 1, last) * columns);
-    this.draw(drawn, anew && !this.element.contains(document.activeElement));
+
+    const end = Math.max(first + 1, last);
+    const drawn = this.groups.slice(first * columns, end * columns);
+    const hasFocus = this.element.contains(document.activeElement);
+    if (anew && !hasFocus) this.assignCells(drawn);
+    this.draw(drawn);
   }
 
   // Scrolls so that the first or last square is in the DOM.
-  reach(last) {
+  reach(isLast) {
     if (!this.element.isConnected) return;
-    scrollTo(0, last ? document.documentElement.scrollHeight : 0);
+    const top = isLast ? document.documentElement.scrollHeight : 0;
+    scrollTo(0, top);
     this.render();
   }
 
@@ -97,25 +114,34 @@ export class HeatMap {
     return { width, top };
   }
 
-  draw(groups, anew) {
-    const kept = new Map();
-    if (anew)
-      this.cells = new Map([...this.cells.values()].map((cell, i) => [groups[i]?.[0] ?? i, cell]));
-    const wanted = new Set(groups.map(([name]) => name));
-    const spare = [];
-    for (const [name, cell] of this.cells) {
-      if (!wanted.has(name) && !cell.element.contains(document.activeElement)) spare.push(cell);
-    }
+  // Gives the first cell to the first node, and so on. Cells that are left get a number as key.
+  assignCells(groups) {
+    const assigned = new Map();
+    [...this.cells.values()].forEach((cell, i) => {
+      const [name] = groups[i] ?? [i];
+      assigned.set(name, cell);
+    });
+    this.cells = assigned;
+  }
+
+  draw(groups) {
+    const spare = this.spare(groups);
+    const cells = new Map();
     for (const [name, members] of groups) {
       const cell = this.cells.get(name) ?? spare.pop() ?? new Cell();
       cell.show(this.nodes.get(name), members, this.context.now());
-      kept.set(name, cell);
+      cells.set(name, cell);
     }
-    this.cells = kept;
-    place(
-      this.window,
-      [...kept.values()].map((cell) => cell.element),
-    );
+    this.cells = cells;
+    const elements = [...cells.values()].map((cell) => cell.element);
+    place(this.window, elements);
+  }
+
+  // Returns the cells of nodes that are no longer drawn. A cell with the focus is not reused.
+  spare(groups) {
+    const wanted = new Set(groups.map(([name]) => name));
+    const unused = [...this.cells].filter(([name]) => !wanted.has(name)).map(([, cell]) => cell);
+    return unused.filter((cell) => !cell.element.contains(document.activeElement));
   }
 
   point(event, pinned = false) {
@@ -140,7 +166,7 @@ class Cell {
   show(node, members, now) {
     setText(this.name, plain(node.name));
     setAttribute(this.name, "title", plain(node.name));
-    setClass(this.element, node.gone ? "cell is-gone" : node.old ? "cell is-old" : "cell");
+    setClass(this.element, nodeClass("cell", node));
     const squares = this.squares.children;
     while (squares.length > members.length) squares[squares.length - 1].remove();
     while (squares.length < members.length) {
@@ -153,7 +179,7 @@ class Cell {
 function showSquare(square, device, now) {
   if (square.device === device) return;
   square.device = device;
-  const severity = isMarked(device) ? ` has-${device.severity}` : "";
-  setClass(square, `square is-${device.colour}${severity}${device.old ? " is-old" : ""}`);
+  const severity = isMarked(device) && `has-${device.severity}`;
+  setClass(square, classes("square", `is-${device.colour}`, severity, device.old && "is-old"));
   square.setAttribute("aria-label", labelOf(device, now));
 }

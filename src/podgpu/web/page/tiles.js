@@ -1,11 +1,12 @@
-// Tiles grouped by node, or ungrouped if they are sorted. More tiles are added on scrolling, to keep the page fast.
+// Tiles grouped by node, or ungrouped if they are sorted. More tiles are added on scrolling, to
+// keep the page fast.
 
 import { goneText } from "./conditions.js";
 import { groupedByNode, holderHash, nodeHash, pastTime } from "./criteria.js";
 import { coded, h, place, plain, setAttribute, setClass, setText } from "./dom.js";
-import { duration, localTimes, parts, plural } from "./format.js";
+import { duration, listed, localTimes, parts, plural } from "./format.js";
 import { Tile } from "./tile.js";
-import { refusedText } from "./totals.js";
+import { refusedText, sumOf } from "./totals.js";
 
 const AT_ONCE = 32;
 const MOST_PODS = 8;
@@ -20,9 +21,10 @@ export class Tiles {
     this.more.addEventListener("click", () => this.showMore());
     this.list = h("div", { class: "nodes" });
     this.element = h("div", {}, this.list, this.more);
-    new IntersectionObserver((seen) => seen.some((s) => s.isIntersecting) && this.showMore(), {
-      rootMargin: "400px",
-    }).observe(this.more);
+    const observe = (entries) => {
+      if (entries.some((entry) => entry.isIntersecting)) this.showMore();
+    };
+    new IntersectionObserver(observe, { rootMargin: "400px" }).observe(this.more);
   }
 
   showMore() {
@@ -42,30 +44,29 @@ export class Tiles {
     const { devices, nodes, byNode } = this.shown;
     const drawn = devices.slice(0, this.limit);
     const groups = byNode ? groupedByNode(drawn) : new Map([["", drawn]]);
-    const kept = new Map();
     const spare = this.spare(drawn);
-    const sections = [];
+    const tiles = new Map();
+    const sections = new Map();
     for (const [name, members] of groups) {
-      const section = this.section(name);
-      section.show(byNode ? nodes.get(name) : undefined, members);
+      const section = this.sections.get(name) ?? new NodeSection();
+      const node = byNode ? nodes.get(name) : undefined;
+      section.show(node, members);
+      sections.set(name, section);
+
       const tiled = section.isGone ? [] : members;
+      const own = tiled.map((device) => this.tile(device, spare, !byNode));
+      for (const tile of own) tiles.set(tile.device.key, tile);
       place(
         section.grid,
-        tiled.map((device) => this.tile(device, kept, spare, !byNode)),
+        own.map((tile) => tile.element),
       );
-      sections.push(section.element);
     }
-    this.tiles = kept;
-    place(this.list, sections);
-    for (const name of this.sections.keys()) if (!groups.has(name)) this.sections.delete(name);
+    this.tiles = tiles;
+    this.sections = sections;
+    const elements = [...sections.values()].map((section) => section.element);
+    place(this.list, elements);
     this.more.hidden = devices.length <= this.limit;
     setText(this.more, `Show more: ${plural(devices.length - this.limit, "GPU")} left`);
-  }
-
-  section(name) {
-    let section = this.sections.get(name);
-    if (!section) this.sections.set(name, (section = new NodeSection(this.context)));
-    return section;
   }
 
   // Reuses tiles that are no longer shown, because creating one is slower than filling it.
@@ -75,17 +76,15 @@ export class Tiles {
     return unused.filter((tile) => !tile.element.contains(document.activeElement));
   }
 
-  tile(device, kept, spare, showNode) {
+  tile(device, spare, showNode) {
     const tile = this.tiles.get(device.key) ?? spare.pop() ?? new Tile(this.context);
     tile.update(device, showNode);
-    kept.set(device.key, tile);
-    return tile.element;
+    return tile;
   }
 }
 
 class NodeSection {
-  constructor(context) {
-    this.context = context;
+  constructor() {
     this.name = h("bdi");
     this.link = h("a", {}, this.name);
     this.about = h("span", { class: "node-about" });
@@ -97,7 +96,8 @@ class NodeSection {
     this.element = h("section", { class: "node" }, this.head, this.notes, this.pods, this.grid);
   }
 
-  // A node that does not respond is shown as one row with its pods, because its GPUs have no figures.
+  // A node that does not respond is shown as one row with its pods, because its GPUs have no
+  // figures.
   show(node, members) {
     this.head.hidden = !node;
     this.isGone = Boolean(node?.gone);
@@ -106,17 +106,16 @@ class NodeSection {
     setText(this.name, plain(node.name));
     setAttribute(this.link, "href", nodeHash(node.name));
     if (this.isGone) this.showPods(members);
-    setClass(this.element, node.gone ? "node is-gone" : node.old ? "node is-old" : "node");
+    setClass(this.element, nodeClass("node", node));
     setText(this.about, aboutText(members));
+    this.showAge(node);
+    showNotes(this.notes, node.notes);
+  }
+
+  showAge(node) {
     this.age.hidden = !node.old && !node.gone;
-    setClass(this.age, `badge ${node.gone ? "badge-broken" : "badge-old"}`);
+    setClass(this.age, node.gone ? "badge badge-broken" : "badge badge-old");
     setText(this.age, node.gone ? goneText(node) : oldText(node));
-    const notes = node.notes ?? [];
-    this.notes.hidden = !notes.length;
-    place(
-      this.notes,
-      notes.map((text) => h("li", {}, ...coded(localTimes(text)))),
-    );
   }
 
   showPods(members) {
@@ -124,15 +123,34 @@ class NodeSection {
     const written = [pastTime(), ...pods.map((holder) => holder.name)].join("\n");
     if (written === this.writtenPods) return;
     this.writtenPods = written;
-    const links = pods.slice(0, MOST_PODS).flatMap((holder, i) => {
-      return [
-        i ? ", " : "",
-        h("a", { href: holderHash(holder) }, h("bdi", {}, plain(holder.name))),
-      ];
-    });
-    const more = pods.length > MOST_PODS ? ` and ${pods.length - MOST_PODS} more` : "";
-    this.pods.replaceChildren(pods.length ? "Held by " : "No pod held its GPUs.", ...links, more);
+    if (!pods.length) {
+      this.pods.replaceChildren("No pod held its GPUs.");
+      return;
+    }
+    const content = [];
+    for (const holder of pods.slice(0, MOST_PODS)) {
+      content.push(content.length ? ", " : "Held by ", podLink(holder));
+    }
+    if (pods.length > MOST_PODS) content.push(` and ${pods.length - MOST_PODS} more`);
+    this.pods.replaceChildren(...content);
   }
+}
+
+// Returns the class of an element that shows a node.
+export function nodeClass(name, node) {
+  if (node.gone) return `${name} is-gone`;
+  return node.old ? `${name} is-old` : name;
+}
+
+// Shows the notes of a node as a list.
+export function showNotes(list, notes = []) {
+  list.hidden = !notes.length;
+  const items = notes.map((text) => h("li", {}, ...coded(localTimes(text))));
+  place(list, items);
+}
+
+function podLink(holder) {
+  return h("a", { href: holderHash(holder) }, h("bdi", {}, plain(holder.name)));
 }
 
 function podsOf(members) {
@@ -141,19 +159,18 @@ function podsOf(members) {
 }
 
 function aboutText(members) {
-  const held = members.reduce((sum, device) => sum + device.amounts.allocated, 0);
+  const allocated = sumOf(members.map((device) => device.amounts.allocated));
   const broken = members.filter((device) => device.broken).length;
   const refused = members.filter((device) => device.refused).length;
-  const texts = [
+  return listed([
     plural(members.length, "GPU"),
-    `${parts(held)} allocated`,
-    broken ? `${broken} broken` : "",
-  ];
-  return [...texts, refusedText({ kubernetes_unhealthy: refused })].filter(Boolean).join(", ");
+    `${parts(allocated)} allocated`,
+    broken && `${broken} broken`,
+    refusedText({ kubernetes_unhealthy: refused }),
+  ]);
 }
 
 function oldText(node) {
-  return node.age_seconds === undefined
-    ? "old"
-    : `old: last seen ${duration(node.age_seconds)} ago`;
+  if (node.age_seconds === undefined) return "old";
+  return `old: last seen ${duration(node.age_seconds)} ago`;
 }
