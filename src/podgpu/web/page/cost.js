@@ -1,14 +1,19 @@
-// Shows GPU-hours, energy, cost and waste of a range of time, by pod, owner, namespace, model or label, with totals and CSV.
+// Shows GPU-hours, energy, cost and waste of a range of time, by pod, owner, namespace, model or
+// label, with totals and CSV.
 
 import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
 import { CostChart } from "./cost_chart.js";
-import { podHash, wordsOf, writeHash } from "./criteria.js";
+import { isOfScope, podHash, wordsOf, writeHash } from "./criteria.js";
 import { jobText } from "./devices.js";
-import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
+import { fact, h, place, plain, setAttribute, setTab, setText, tabs } from "./dom.js";
 import {
   amount,
+  bounded,
+  dotted,
   LEAST_MONEY,
+  listed,
+  localInput,
   localTimes,
   moment,
   money,
@@ -18,9 +23,9 @@ import {
   totalMoney,
 } from "./format.js";
 import { groupsFor } from "./pods.js";
-import { Table } from "./table.js";
+import { fieldColumn, filledColumns, Table, wasteColumns } from "./table.js";
 import { hasTokens, tokenColumns } from "./tokens.js";
-import { Waste, wasteOf } from "./totals.js";
+import { Sum, sumOf, Waste, wasteOf } from "./totals.js";
 
 const EVERY_SECONDS = 60;
 const LOW_USE = 0.2; // less is hardly used, as in the verdict on a pod
@@ -28,51 +33,75 @@ const MOST_LABELS = 4; // further labels can be typed into the field
 const MOST_HARDLY_USED = 8;
 const RANGES = ["1h", "24h", "7d", "30d"];
 const MONTH = "This month";
-const TEAM_LABELS = ["team", "cost_center", "project"]; // labels to group by if nothing else is chosen
+const CUSTOM = "Custom";
+const RANGE_NAMES = { [MONTH]: "month" }; // in the address
+const LABEL = "label:";
+// Labels to group by if nothing else is chosen.
+const TEAM_LABELS = ["team", "cost_center", "project"];
 const DAY_SECONDS = 86_400;
-/** @type {import("./ask.js").Answer} */
-const FUTURE = { state: "missing", message: "This range is in the future." };
-/** @type {import("./ask.js").Answer} */
-const BACKWARDS = { state: "missing", message: "The start of the range must be before its end." };
-const LIMIT =
-  "Stored in SQLite, for up to 8,000 GPUs and 90 days. For more, run podgpu cluster with --prometheus.";
-const MEMORY =
-  "Kept in memory, for up to 90 days: a restart of podgpu loses it. To keep it, set --history-dir.";
+const LEAST_HOURS = 0.005; // less is shown as <0.01
+// What the totals of filtered rows are added up of.
+const SUMMED = [
+  "gpu_hours",
+  "allocated_hours",
+  "used_hours",
+  "idle_hours",
+  "unknown_hours",
+  "unpriced_hours",
+  "unheld_hours",
+  "cost",
+];
+const FUTURE = "This range is in the future.";
+const BACKWARDS = "The start of the range must be before its end.";
+const NO_MATCH = "Nothing matches the filter. Press Escape to clear it.";
+const LIMIT = [
+  "Stored in SQLite, for up to 8,000 GPUs and 90 days.",
+  "For more, run podgpu cluster with --prometheus.",
+].join(" ");
+const MEMORY = [
+  "Kept in memory, for up to 90 days: a restart of podgpu loses it.",
+  "To keep it, set --history-dir.",
+].join(" ");
 const EXAMPLE_PRICES = "The prices are examples: set yours with --prices FILE";
 const MISSING =
   "This server does not compute costs of a range: its podgpu is older than this page.";
 // Tooltips of columns.
 const HINTS = {
   allocated_hours: "Hours for which GPUs, or fractions of GPUs, were allocated",
-  used_hours:
-    "Hours weighted by utilisation: 2 hours at 50 % are 1 busy hour. The other allocated hours are idle, unknown, or the unused share of hours in use.",
+  used_hours: [
+    "Hours weighted by utilisation: 2 hours at 50 % are 1 busy hour.",
+    "The other allocated hours are idle, unknown, or the unused share of hours in use.",
+  ].join(" "),
   idle_hours: "Allocated hours without any use",
   unknown_hours: "Allocated hours for which the use is unknown",
-  mean_use:
-    "Busy hours divided by the allocated hours for which the use is known. On a shared GPU, only the share of the pod is counted, so a pod that uses more than its share is above 100 %.",
+  mean_use: [
+    "Busy hours divided by the allocated hours for which the use is known.",
+    "On a shared GPU, only the share of the pod is counted,",
+    "so a pod that uses more than its share is above 100 %.",
+  ].join(" "),
   waited_hours: "Hours in which it waited for another holder of a shared GPU",
-  wasted:
-    "Cost of idle, under-used and unallocated GPUs. Time in which the use is unknown, or in which a GPU is busy without a known holder, is not wasted.",
+  wasted: [
+    "Cost of idle, under-used and unallocated GPUs.",
+    "Time in which the use is unknown,",
+    "or in which a GPU is busy without a known holder, is not wasted.",
+  ].join(" "),
   idle_cost: "Cost of the allocated hours without any use",
-  underused_cost:
-    "Cost of the unused rest of shares that were in use. Older exporters do not count it.",
+  underused_cost: [
+    "Cost of the unused rest of shares that were in use.",
+    "Older exporters do not count it.",
+  ].join(" "),
   unallocated_cost: "Cost of the hours in which no pod or job had the GPU, and nothing ran on it",
 };
 
 export class Cost {
   constructor(onOrder, onAnswer) {
     this.question = new Question(onAnswer);
-    this.ranges = [...RANGES, MONTH, "Custom"].map((range) => h("a", {}, range));
+    this.ranges = [...RANGES, MONTH, CUSTOM].map((range) => h("a", {}, range));
     this.from = h("input", { type: "datetime-local", "aria-label": "From" });
     this.to = h("input", { type: "datetime-local", "aria-label": "To" });
-    this.bounds = h(
-      "span",
-      { class: "filter bounds" },
-      this.from,
-      h("span", { "aria-hidden": "true" }, "to"),
-      this.to,
-    );
-    this.ways = h("nav", { class: "tabs", "aria-label": "Cost by" });
+    this.bounds = h("span", { class: "filter bounds" });
+    this.bounds.append(this.from, h("span", { "aria-hidden": "true" }, "to"), this.to);
+    this.ways = tabs("Cost by");
     this.names = h("datalist", { id: "label-names" });
     this.label = h("input", {
       type: "search",
@@ -91,11 +120,17 @@ export class Cost {
     this.hardlyUsed = new HardlyUsed();
     this.chart = new CostChart(onAnswer);
     this.toPods = h("a", { class: "to-pods" }, "Show pods, the least used first");
-    const ranges = h("nav", { class: "tabs", "aria-label": "Range" }, ...this.ranges);
+    this.element = this.makeElement();
+    this.label.addEventListener("change", () => this.chooseLabel());
+    this.from.addEventListener("change", () => this.chooseBounds());
+    this.to.addEventListener("change", () => this.chooseBounds());
+  }
+
+  makeElement() {
     const head = h(
       "div",
       { class: "table-head" },
-      ranges,
+      tabs("Range", this.ranges),
       this.bounds,
       this.ways,
       this.labelField,
@@ -103,7 +138,7 @@ export class Cost {
       this.copy,
       this.csv,
     );
-    this.element = h(
+    return h(
       "div",
       { class: "cost" },
       head,
@@ -115,21 +150,16 @@ export class Cost {
       this.table.element,
       this.notes,
     );
-    this.label.addEventListener("change", () => {
-      const name = this.label.value.trim();
-      location.hash = writeHash({ ...this.here, by: name ? `label:${name}` : "" });
-    });
-    for (const field of [this.from, this.to]) {
-      field.addEventListener(
-        "change",
-        () =>
-          (location.hash = writeHash({
-            ...this.here,
-            from: unixOf(this.from),
-            to: unixOf(this.to),
-          })),
-      );
-    }
+  }
+
+  chooseLabel() {
+    const name = this.label.value.trim();
+    location.hash = writeHash({ ...this.here, by: name ? `${LABEL}${name}` : "" });
+  }
+
+  chooseBounds() {
+    const bounds = { from: unixOf(this.from), to: unixOf(this.to) };
+    location.hash = writeHash({ ...this.here, ...bounds });
   }
 
   leave() {
@@ -137,137 +167,197 @@ export class Cost {
     this.chart.forget();
   }
 
-  // `isKube`: holders are pods. `now`: time by the server's clock. `isCluster`: false on the page of a single node.
+  // `isKube`: holders are pods. `now`: time by the server's clock. `isCluster`: false on the page
+  // of a single node.
   show(criteria, isKube, now, isCluster) {
-    /** @type {Record<string, string>} */
-    const groups = { ...groupsFor(isKube) };
-    if (this.knowsTokens || criteria.by === "model") groups.model = "Models";
-    const isLabel = criteria.by.startsWith("label:") && criteria.by !== "label:";
-    const isChosen = isLabel || criteria.by in groups;
-    const by = isChosen ? criteria.by : isKube ? (this.team ?? "namespace") : "pod";
-    const isCustom = Number(criteria.from) > 0;
-    const isMonth = !isCustom && criteria.range === "month";
-    const range = isMonth || RANGES.includes(criteria.range) ? criteria.range : "24h";
-    const { q, cluster, ns, order } = criteria;
-    const bounds = isCustom ? { from: criteria.from, to: criteria.to } : { range };
-    this.here = { view: "cost", ...bounds, by: criteria.by, q, cluster, ns, order };
-    this.showRanges(
-      isMonth ? MONTH : isCustom ? "Custom" : range,
-      isCustom ? criteria : { from: now - DAY_SECONDS, to: now },
-    );
-    const start = isMonth ? monthStart(now) : criteria.from;
-    const time =
-      isMonth || (isCustom && !criteria.to) ? `from=${start}` : new URLSearchParams(bounds);
-    const url = `api/v1/range?${time}&by=${encodeURIComponent(by)}`;
-    const isBackwards = isCustom && criteria.to && Number(criteria.from) >= Number(criteria.to);
-    const isFuture = isCustom && Number(criteria.from) >= now;
-    const { state, data, message } = isBackwards
-      ? BACKWARDS
-      : isFuture
-        ? FUTURE
-        : this.question.want(url, EVERY_SECONDS);
-    // With Prometheus, usage by label is slow, because there is no recording rule for it. So it is not the default.
-    if (!isChosen && by === "namespace" && data?.labels && !data.source) {
-      const team = TEAM_LABELS.find((name) => data.labels.includes(name));
-      this.team = `${team ? "label:" : ""}${team ?? by}`;
-      if (team) return this.show(criteria, isKube, now, isCluster);
-    }
-    if (hasTokens(data) && !this.knowsTokens) {
-      this.knowsTokens = true;
-      return this.show(criteria, isKube, now, isCluster);
+    const groups = this.groups(criteria, isKube);
+    const isChosen = criteria.by in groups || labelOf(criteria.by) !== "";
+    const by = isChosen ? criteria.by : this.usualGroup(isKube);
+    const period = periodOf(criteria, now);
+    this.linkRanges(criteria, period, now);
+
+    const url = `api/v1/range?${period.query}&by=${encodeURIComponent(by)}`;
+    const answer = period.error ?? this.question.want(url, EVERY_SECONDS);
+    const { data } = answer;
+    if (this.learn(data, isChosen, by)) {
+      this.show(criteria, isKube, now, isCluster);
+      return;
     }
     this.showWays(groups, by, isKube ? data?.labels : []);
     this.labelField.hidden = !isKube;
-    if (document.activeElement !== this.label) this.label.value = ""; // a chosen label is shown as a tab
+    // A chosen label is shown as a tab.
+    if (document.activeElement !== this.label) this.label.value = "";
     setAttribute(this.csv, "href", `${url}&format=csv`);
-    const wanted = by.startsWith("label:") ? { ...criteria, ns: "" } : criteria; // pods of several namespaces may have the label
-    const isFiltered = Boolean(q || cluster || wanted.ns);
-    setText(this.csv, isFiltered ? "CSV of all rows" : "CSV");
-    const rows = state === "ready" ? matching(data.rows ?? [], wanted) : [];
-    const isEmpty = !rows.length;
-    this.copy.hidden = this.csv.hidden = this.table.element.hidden = isEmpty;
-    this.message.hidden = !isEmpty;
-    const none = isFiltered
-      ? "Nothing matches the filter. Press Escape to clear it."
-      : "There is no record in this range.";
-    setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
-    const scope = isFiltered ? "Filtered rows" : ns ? "All namespaces" : "";
-    setText(this.about, isEmpty ? "" : aboutText(data, scope));
-    place(
-      this.sums,
-      isEmpty ? [] : sumsText(isFiltered ? sumOf(rows) : (data.totals ?? {}), data.currency),
-    );
-    const limit = data?.in_memory ? [MEMORY] : isCluster && data && !data.source ? [LIMIT] : [];
-    const example = data?.prices === "example" ? [EXAMPLE_PRICES] : [];
-    setText(
-      this.notes,
-      [...example, ...(data?.notes ?? []).map(localTimes), ...limit].join(" \u00b7 "),
-    );
-    const title = groups[by] ?? plain(by.slice("label:".length));
-    if (!isEmpty)
-      this.table.show(rows, columnsOf(by, title, rows, data, this.here), order || "cost", (row) =>
-        nameOf(row, by),
-      );
-    const ranged =
-      isMonth || !isCustom
-        ? { range }
-        : { from: criteria.from, ...(criteria.to ? { to: criteria.to } : {}) };
-    if (isEmpty) this.chart.element.hidden = true;
-    else
-      this.chart.show(
-        ranged,
-        by,
-        (found) => matching(found, wanted),
-        (row) => nameOf(row, by),
-      );
-    this.hardlyUsed.show(isEmpty ? [] : rows, by, data);
-    this.toPods.hidden = isEmpty || by === "pod" || by === "owner";
     setAttribute(this.toPods, "href", writeHash({ ...this.here, by: "pod", order: "-mean_use" }));
+    setText(this.notes, dotted(notesOf(data, isCluster)));
+    const title = groups[by] ?? plain(labelOf(by));
+    this.showAnswer(answer, criteria, by, title, period.bounds);
   }
 
-  showRanges(chosen, { from, to }) {
-    this.ranges.forEach((link) => {
-      const name = link.textContent;
-      const custom = { from: Math.floor(from), to: to && Math.floor(to), range: "" };
-      const bounds =
-        name === "Custom" ? custom : { range: name === MONTH ? "month" : name, from: "", to: "" };
-      choose(link, { ...this.here, ...bounds }, name === chosen);
-    });
-    this.bounds.hidden = chosen !== "Custom";
-    for (const [field, unix] of [
-      [this.from, from],
-      [this.to, to],
-    ]) {
-      if (document.activeElement !== field) field.value = localText(unix);
+  // `title`: of the first column. `bounds`: of the chart.
+  showAnswer(answer, criteria, by, title, bounds) {
+    const { state, data } = answer;
+    // Pods of several namespaces may have the label.
+    const filter = labelOf(by) ? { ...criteria, ns: "" } : criteria;
+    const isFiltered = Boolean(filter.q || filter.cluster || filter.ns);
+    const rows = state === "ready" ? matching(data.rows ?? [], filter) : [];
+    setText(this.csv, isFiltered ? "CSV of all rows" : "CSV");
+    this.hideEmpty(!rows.length, by);
+    if (!rows.length) {
+      this.showNone(answer, isFiltered);
+      return;
     }
+    setText(this.about, aboutText(data, scopeText(isFiltered, criteria)));
+    const totals = isFiltered ? totalsOf(rows) : (data.totals ?? {});
+    place(this.sums, sumsText(totals, data.currency));
+    this.showTable(title, by, rows, data, criteria.order);
+    const pick = (all) => matching(all, filter);
+    this.chart.show(bounds, by, pick, (row) => nameOf(row, by));
+    this.hardlyUsed.show(rows, by, data);
+  }
+
+  // Returns the ways to group, with their titles.
+  groups(criteria, isKube) {
+    /** @type {Record<string, string>} */
+    const groups = { ...groupsFor(isKube) };
+    if (this.knowsTokens || criteria.by === "model") groups.model = "Models";
+    return groups;
+  }
+
+  usualGroup(isKube) {
+    if (!isKube) return "pod";
+    return this.team ?? "namespace";
+  }
+
+  // Learns from an answer by which label teams are named, and whether there are tokens. Returns
+  // true if the view changes by this.
+  learn(data, isChosen, by) {
+    // With Prometheus, usage by label is slow, because there is no recording rule for it. So it is
+    // not the default.
+    const hasLabels = data?.labels && !data.source;
+    if (hasLabels && !isChosen && by === "namespace") {
+      const team = TEAM_LABELS.find((name) => data.labels.includes(name));
+      this.team = team ? `${LABEL}${team}` : by;
+      if (team) return true;
+    }
+    if (this.knowsTokens || !hasTokens(data)) return false;
+    this.knowsTokens = true;
+    return true;
+  }
+
+  hideEmpty(isEmpty, by) {
+    this.copy.hidden = isEmpty;
+    this.csv.hidden = isEmpty;
+    this.table.element.hidden = isEmpty;
+    this.toPods.hidden = isEmpty || by === "pod" || by === "owner";
+    this.message.hidden = !isEmpty;
+  }
+
+  // Says why there are no rows.
+  showNone(answer, isFiltered) {
+    const none = isFiltered ? NO_MATCH : "There is no record in this range.";
+    setText(this.message, noneText(answer, MISSING, none));
+    setText(this.about, "");
+    place(this.sums, []);
+    this.chart.element.hidden = true;
+    this.hardlyUsed.element.hidden = true;
+  }
+
+  showTable(title, by, rows, data, order) {
+    const columns = columnsOf(by, title, rows, data, this.here);
+    const filled = filledColumns(columns, rows);
+    this.table.show(rows, filled, order || "cost", (row) => nameOf(row, by));
+  }
+
+  linkRanges(criteria, period, now) {
+    const { name, from, to, address } = period;
+    const { by, q, cluster, ns, order } = criteria;
+    this.here = { view: "cost", ...address, by, q, cluster, ns, order };
+    // If no range is chosen, the fields have the last 24 hours.
+    const start = from ?? now - DAY_SECONDS;
+    const end = from === undefined ? now : to;
+    this.ranges.forEach((link) => {
+      const range = link.textContent;
+      const bounds = { range: RANGE_NAMES[range] ?? range, from: "", to: "" };
+      const custom = { range: "", from: Math.floor(start), to: end && Math.floor(end) };
+      const href = writeHash({ ...this.here, ...(range === CUSTOM ? custom : bounds) });
+      setTab(link, href, range === name);
+    });
+    this.bounds.hidden = name !== CUSTOM;
+    showTime(this.from, start);
+    showTime(this.to, end);
   }
 
   // `labels` come from the answer. Until the next answer, the previous labels are shown.
   showWays(groups, by, labels = this.labels ?? []) {
     this.labels = labels;
-    const label = (name) => `label:${name}`;
-    const chosen = by.startsWith("label:") ? [by.slice("label:".length)] : [];
-    const names = [...new Set([...labels.slice(0, MOST_LABELS), ...chosen])];
-    const ways = [
-      ...Object.entries(groups),
-      ...names.map((name) => [label(name), `Label ${plain(name)}`]),
-    ];
+    const names = new Set(labels.slice(0, MOST_LABELS));
+    if (labelOf(by)) names.add(labelOf(by));
+    const ofLabels = [...names].map((name) => [`${LABEL}${name}`, `Label ${plain(name)}`]);
+    const ways = [...Object.entries(groups), ...ofLabels];
     const written = JSON.stringify([ways, labels]);
     if (written !== this.written) {
       this.written = written;
-      place(
-        this.ways,
-        ways.map(([, title]) => h("a", {}, title)),
-      );
-      place(
-        this.names,
-        labels.map((name) => h("option", { value: name })),
-      );
+      const links = ways.map(([, title]) => h("a", {}, title));
+      const options = labels.map((name) => h("option", { value: name }));
+      place(this.ways, links);
+      place(this.names, options);
     }
-    ways.forEach(([way], i) =>
-      choose(this.ways.children[i], { ...this.here, by: way }, way === by),
-    );
+    ways.forEach(([way], i) => {
+      setTab(this.ways.children[i], writeHash({ ...this.here, by: way }), way === by);
+    });
   }
+}
+
+/**
+ * Returns the period that the address selects: the `name` of its tab, its bounds (`from` and `to`;
+ * undefined if they are not chosen), its part of the page's `address`, the `query` of api/v1/range,
+ * the `bounds` of the chart, and an `error` if there is no such period.
+ *
+ * @returns {Record<string, any>}
+ */
+function periodOf(criteria, now) {
+  const { range, from, to } = criteria;
+  const isCustom = Number(from) > 0;
+  if (!isCustom && range === "month") {
+    const bounds = { range };
+    return { name: MONTH, address: bounds, query: `from=${monthStart(now)}`, bounds };
+  }
+  if (!isCustom) {
+    const bounds = { range: RANGES.includes(range) ? range : "24h" };
+    return { name: bounds.range, address: bounds, query: new URLSearchParams(bounds), bounds };
+  }
+  const bounds = to ? { from, to } : { from };
+  const period = { name: CUSTOM, from, to, address: { from, to }, bounds };
+  const query = to ? new URLSearchParams(bounds) : `from=${from}`;
+  return { ...period, query, error: periodError(from, to, now) };
+}
+
+/** @returns {import("./ask.js").Answer | undefined} */
+function periodError(from, to, now) {
+  if (to && Number(from) >= Number(to)) return { state: "missing", message: BACKWARDS };
+  if (Number(from) >= now) return { state: "missing", message: FUTURE };
+  return undefined;
+}
+
+// Returns the label in label:NAME; empty if the text is something else.
+function labelOf(by) {
+  return by.startsWith(LABEL) ? by.slice(LABEL.length) : "";
+}
+
+function scopeText(isFiltered, { ns }) {
+  if (isFiltered) return "Filtered rows";
+  // With a label, the namespace is not a filter.
+  return ns ? "All namespaces" : "";
+}
+
+function notesOf(data, isCluster) {
+  if (!data) return [];
+  const notes = (data.notes ?? []).map(localTimes);
+  if (data.prices === "example") notes.unshift(EXAMPLE_PRICES);
+  if (data.in_memory) notes.push(MEMORY);
+  else if (isCluster && !data.source) notes.push(LIMIT);
+  return notes;
 }
 
 // Lists pods that held GPUs and hardly used them, the most expensive first.
@@ -279,43 +369,52 @@ class HardlyUsed {
   }
 
   show(rows, by, data) {
-    const shortest = Math.min(1, (data?.to - data?.from) / 36_000); // GPU-hours; less is not significant
-    const low = rows.filter((row) => row.mean_use < LOW_USE && row.allocated_hours >= shortest);
-    const hoursOf = (row) => wasteOf(row.waste?.hours).total ?? 0;
-    const costOf = (row) => wasteOf(row.waste?.cost).total ?? 0;
+    // In GPU-hours. Less is not significant.
+    const shortest = Math.min(1, (data.to - data.from) / 36_000);
+    const isLow = (row) => row.mean_use < LOW_USE && row.allocated_hours >= shortest;
+    const low = rows.filter(isLow);
     low.sort((a, b) => costOf(b) - costOf(a) || hoursOf(b) - hoursOf(a));
-    this.element.hidden = !low.length || by === "namespace" || by.startsWith("label:");
+    const isOfPods = by !== "namespace" && !by.startsWith(LABEL);
+    this.element.hidden = !low.length || !isOfPods;
     if (this.element.hidden) return;
-    const hours = low.reduce((sum, row) => sum + hoursOf(row), 0);
-    const cost = low.reduce((sum, row) => sum + costOf(row), 0);
-    const price = cost ? ` (${totalMoney(cost, data.currency)})` : "";
-    const least = low.some(isPartlyKnown) ? "at least " : "";
-    const who = `${plural(low.length, by === "owner" ? "owner" : low[0].pod ? "pod" : "holder")} used less than ${percent(LOW_USE)} of the allocated time`;
-    setText(
-      this.about,
-      `Hardly used: ${who}. ${least}${amount(hours)} GPU-hours${price} were wasted, idle time included.`,
-    );
-    place(
-      this.list,
-      low.slice(0, MOST_HARDLY_USED).map((row) => {
-        const name = h("a", { href: linkOf(row, by) }, h("bdi", {}, plain(nameOf(row))));
-        const cost =
-          row.cost === undefined
-            ? ""
-            : `, ${isPartlyKnown(row) ? "\u2265\u202f" : ""}${money(costOf(row), data.currency)} wasted`;
-        return h(
-          "li",
-          {},
-          name,
-          h(
-            "span",
-            {},
-            `held ${amount(row.allocated_hours)} GPU-hours at ${percent(row.mean_use)}${cost}`,
-          ),
-        );
-      }),
-    );
+
+    setText(this.about, `Hardly used: ${whoText(low, by)}. ${wastedText(low, data.currency)}`);
+    const shown = low.slice(0, MOST_HARDLY_USED);
+    const items = shown.map((row) => hardlyUsedItem(row, by, data.currency));
+    place(this.list, items);
   }
+}
+
+function whoText(rows, by) {
+  const podOrHolder = rows[0].pod ? "pod" : "holder";
+  const unit = by === "owner" ? "owner" : podOrHolder;
+  return `${plural(rows.length, unit)} used less than ${percent(LOW_USE)} of the allocated time`;
+}
+
+function wastedText(rows, currency) {
+  const hours = sumOf(rows.map(hoursOf));
+  const cost = sumOf(rows.map(costOf));
+  const price = cost ? ` (${totalMoney(cost, currency)})` : "";
+  const least = rows.some(isPartlyKnown) ? "at least " : "";
+  return `${least}${amount(hours)} GPU-hours${price} were wasted, idle time included.`;
+}
+
+function hardlyUsedItem(row, by, currency) {
+  const name = h("a", { href: linkOf(row, by) }, h("bdi", {}, plain(nameOf(row))));
+  const texts = [`held ${amount(row.allocated_hours)} GPU-hours at ${percent(row.mean_use)}`];
+  if (row.cost !== undefined) {
+    const cost = bounded(money(costOf(row), currency), isPartlyKnown(row));
+    texts.push(`${cost} wasted`);
+  }
+  return h("li", {}, name, h("span", {}, listed(texts)));
+}
+
+function hoursOf(row) {
+  return wasteOf(row.waste?.hours).total ?? 0;
+}
+
+function costOf(row) {
+  return wasteOf(row.waste?.cost).total ?? 0;
 }
 
 // Returns true if no exporter counted the under-used time of some hours.
@@ -323,12 +422,14 @@ function isPartlyKnown(row) {
   return Boolean(row.waste?.unknown_hours);
 }
 
-function choose(link, hash, isChosen) {
-  setAttribute(link, "href", writeHash(hash));
-  setAttribute(link, "aria-current", isChosen ? "page" : undefined);
+// Keeps what the user is typing.
+function showTime(field, unix) {
+  if (document.activeElement === field) return;
+  field.value = unix ? localInput(unix) : "";
 }
 
-// The first of the month in UTC, as in the chart and in budgets. Usage of last week and before is stored by UTC day.
+// The first of the month in UTC, as in the chart and in budgets. Usage of last week and before is
+// stored by UTC day.
 function monthStart(now) {
   const at = new Date(now * 1000);
   return Date.UTC(at.getUTCFullYear(), at.getUTCMonth()) / 1000;
@@ -339,44 +440,29 @@ function unixOf(field) {
   return unix > 0 ? String(unix) : "";
 }
 
-// Formats local time for the input field: 2026-11-17T10:40.
-function localText(unix) {
-  const at = new Date(unix * 1000);
-  if (!unix || Number.isNaN(at.getTime())) return "";
-  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
-}
-
-function matching(rows, { q, cluster, ns }) {
-  const words = wordsOf(q);
+function matching(rows, criteria) {
+  const words = wordsOf(criteria.q);
   return rows.filter((row) => {
     const text = `${nameOf(row)}\n${ownerText(row) ?? ""}`.toLowerCase();
-    const labels = Object.entries(row.labels ?? {}).map(([name, value]) =>
-      `${name}=${value}`.toLowerCase(),
-    );
+    const labels = labelsOf(row);
     const isMatch = (word) => text.includes(word) || labels.includes(word);
-    return (
-      (!cluster || row.cluster === cluster) && (!ns || row.namespace === ns) && words.every(isMatch)
-    );
+    return isOfScope(row, criteria) && words.every(isMatch);
   });
 }
 
+function labelsOf({ labels = {} }) {
+  return Object.entries(labels).map(([name, value]) => `${name}=${value}`.toLowerCase());
+}
+
 // Returns the totals of the rows that match the filter, computed as on the server.
-function sumOf(rows) {
-  const sum = (name, of = rows) => {
-    const known = of.filter((row) => row[name] !== undefined);
-    return known.length ? known.reduce((total, row) => total + row[name], 0) : undefined;
-  };
-  const names = [
-    "gpu_hours",
-    "allocated_hours",
-    "used_hours",
-    "idle_hours",
-    "unknown_hours",
-    "unpriced_hours",
-    "unheld_hours",
-    "cost",
-  ];
-  const totals = Object.fromEntries(names.map((name) => [name, sum(name)]));
+function totalsOf(rows) {
+  /** @type {Record<string, any>} */
+  const totals = {};
+  for (const name of SUMMED) {
+    const sum = new Sum();
+    for (const row of rows) sum.add(row[name]);
+    totals[name] = sum.value;
+  }
   const measured = totals.allocated_hours - (totals.unknown_hours ?? 0);
   const mean = measured > 0 ? totals.used_hours / measured : undefined;
   const waste = new Waste();
@@ -385,14 +471,14 @@ function sumOf(rows) {
 }
 
 function aboutText({ source, from, to, recorded_from: since }, scope) {
-  return [
+  const isCut = since > from;
+  const start = isCut && since < to ? since : from;
+  return dotted([
     scope,
-    span(since > from && since < to ? since : from, to),
-    since > from && `records since ${moment(since)}`,
+    span(start, to),
+    isCut && `records since ${moment(since)}`,
     source && `from ${source}`,
-  ]
-    .filter(Boolean)
-    .join(" \u00b7 ");
+  ]);
 }
 
 function sumsText(totals, currency) {
@@ -401,23 +487,28 @@ function sumsText(totals, currency) {
   const unallocated = totals.gpu_hours - held - unheld;
   const wasted = wasteOf(totals.waste?.cost);
   const parts = wasted.rounded(currency);
-  const hours = (title, number) => number >= 0.005 && fact(title, `${amount(number)} h`);
-  const cost = (title, number) =>
-    number !== undefined && fact(title, costText(number, totals, currency));
-  return [
-    cost("Cost", totals.cost),
-    cost("Wasted", wasted.total),
-    cost("Wasted: idle", parts.idle),
-    cost("Wasted: under-used", parts.underused),
-    cost("Wasted: unallocated", parts.unallocated),
-    totals.mean_use !== undefined && fact("Use of what is held", percent(totals.mean_use)),
-    hours("Allocated", held),
-    hours("Busy (weighted)", totals.used_hours),
-    hours("Idle", totals.idle_hours),
-    hours("Not known", totals.unknown_hours),
-    hours("Unallocated", unallocated),
-    hours("In use, holder not known", unheld),
-  ].filter(Boolean);
+  const facts = [];
+  const addCost = (title, cost) => {
+    if (cost !== undefined) facts.push(fact(title, costText(cost, totals, currency)));
+  };
+  const addHours = (title, hours) => {
+    if (hours >= LEAST_HOURS) facts.push(fact(title, `${amount(hours)} h`));
+  };
+  addCost("Cost", totals.cost);
+  addCost("Wasted", wasted.total);
+  addCost("Wasted: idle", parts.idle);
+  addCost("Wasted: under-used", parts.underused);
+  addCost("Wasted: unallocated", parts.unallocated);
+  if (totals.mean_use !== undefined) {
+    facts.push(fact("Use of what is held", percent(totals.mean_use)));
+  }
+  addHours("Allocated", held);
+  addHours("Busy (weighted)", totals.used_hours);
+  addHours("Idle", totals.idle_hours);
+  addHours("Not known", totals.unknown_hours);
+  addHours("Unallocated", unallocated);
+  addHours("In use, holder not known", unheld);
+  return facts;
 }
 
 export function ownerText(row) {
@@ -452,82 +543,69 @@ function linkOf(row, by) {
 
 // A cost that leaves out hours without a price is a lower bound.
 function costText(cost, { unpriced_hours: unpriced }, currency) {
-  return `${unpriced && cost ? "\u2265\u202f" : ""}${money(cost, currency)}`;
+  const isLowerBound = Boolean(unpriced && cost);
+  return bounded(money(cost, currency), isLowerBound);
 }
 
 function useText(ratio) {
-  return ratio >= 1.005 ? `${percent(ratio)} of its share` : percent(ratio);
+  const isMoreThanShare = ratio >= 1.005; // shown as more than 100 %
+  return isMoreThanShare ? `${percent(ratio)} of its share` : percent(ratio);
 }
 
 function columnsOf(by, title, rows, { currency, source }, here) {
-  // With Prometheus, the rows of pods have no labels.
-  const label = by.slice("label:".length).replaceAll(/\W/g, "_"); // as exporters write it
-  const toPods = (row) =>
-    row.label && !source
-      ? writeHash({ ...here, by: "pod", q: `${label}=${row.label}` })
-      : undefined;
-  const number = (name, title, write, isWarm) => ({
-    name,
-    title,
-    hint: HINTS[name],
-    value: (row) => row[name],
-    write,
-    isWarm,
-  });
-  const ofHeld = (column) => ({
-    ...column,
-    value: (row) => (row.unallocated ? undefined : row[column.name]),
-  });
-  const price = (name, title, isWarm) =>
-    number(name, title, (value, row) => costText(value, row, currency), isWarm);
-  const waste = (name, title, read, isWarm) => ({
-    ...price(name, title, isWarm),
-    value: (row) => read(row.waste?.cost),
-  });
-  const isIdle = (hours) => hours >= 0.005; // less is shown as <0.01
   const isWasted = (cost) => cost >= LEAST_MONEY;
+  const price = (value, row) => costText(value, row, currency);
+  const wasteOfRow = (row) => wasteOf(row.waste?.cost);
+  const wasted = (row) => wasteOfRow(row).total;
+  const parts = wasteColumns(wasteOfRow, currency, { write: price, hints: HINTS, isWide: true });
   const tokens = tokenColumns((value) => money(value, currency), rows);
-  const columns = [
-    {
-      name: by,
-      title,
-      value: (row) => nameOf(row, by),
-      link: (row) => linkOf(row, by) ?? toPods(row),
-    },
-    price("cost", "Cost"),
-    ...(by === "model" ? tokens : []),
-    waste("wasted", "Wasted", (cost) => wasteOf(cost).total, isWasted),
-    {
-      ...waste("idle_cost", "Idle cost", (cost) => wasteOf(cost).rounded(currency).idle),
-      isWide: true,
-    },
-    {
-      ...waste(
-        "underused_cost",
-        "Under-used cost",
-        (cost) => wasteOf(cost).rounded(currency).underused,
-      ),
-      isWide: true,
-    },
-    {
-      ...waste(
-        "unallocated_cost",
-        "Unallocated cost",
-        (cost) => wasteOf(cost).rounded(currency).unallocated,
-      ),
-      isWide: true,
-    },
-    number("mean_use", "Use\u00a0of what it\u00a0holds", useText, (ratio) => ratio < LOW_USE),
-    ofHeld(number("allocated_hours", "Allocated,\u00a0h", amount)),
-    ofHeld(number("used_hours", "Busy (weighted),\u00a0h", amount)),
-    ofHeld(number("idle_hours", "Idle,\u00a0h", amount, isIdle)),
-    { ...ofHeld(number("unknown_hours", "Not\u00a0known,\u00a0h", amount)), isWide: true },
-    number("waited_hours", "Waited,\u00a0h", amount),
+  const tokenDetails = tokens.map((column) => ({
+    ...column,
+    isDetail: column.name !== "per_million",
+  }));
+  const isByModel = by === "model";
+  return [
+    nameColumn(by, title, source, here),
+    number("cost", "Cost", price),
+    ...(isByModel ? tokens : []),
+    { ...number("wasted", "Wasted", price), value: wasted, isWarm: isWasted },
+    ...parts,
+    ...hourColumns(),
     { name: "unknown_because", title: "Use unknown", value: (row) => row.unknown_because },
     number("energy_kwh", "Energy, kWh", amount),
-    ...(by === "model"
-      ? []
-      : tokens.map((column) => ({ ...column, isDetail: column.name !== "per_million" }))),
+    ...(isByModel ? [] : tokenDetails),
   ];
-  return columns.filter((column) => rows.some((row) => column.value(row) !== undefined));
+}
+
+function nameColumn(by, title, source, here) {
+  const label = labelOf(by).replaceAll(/\W/g, "_"); // as exporters write it
+  // Leads to the pods with the label. With Prometheus, the rows of pods have no labels.
+  const toPods = (row) => {
+    if (!row.label || source) return undefined;
+    return writeHash({ ...here, by: "pod", q: `${label}=${row.label}` });
+  };
+  const link = (row) => linkOf(row, by) ?? toPods(row);
+  return { name: by, title, value: (row) => nameOf(row, by), link };
+}
+
+function hourColumns() {
+  const isLow = (ratio) => ratio < LOW_USE;
+  const isIdle = (hours) => hours >= LEAST_HOURS;
+  // The row of unallocated GPUs has no such hours.
+  const held = (name, title) => {
+    const value = (row) => (row.unallocated ? undefined : row[name]);
+    return { ...number(name, title, amount), value };
+  };
+  return [
+    { ...number("mean_use", "Use\u00a0of what it\u00a0holds", useText), isWarm: isLow },
+    held("allocated_hours", "Allocated,\u00a0h"),
+    held("used_hours", "Busy (weighted),\u00a0h"),
+    { ...held("idle_hours", "Idle,\u00a0h"), isWarm: isIdle },
+    { ...held("unknown_hours", "Not\u00a0known,\u00a0h"), isWide: true },
+    number("waited_hours", "Waited,\u00a0h", amount),
+  ];
+}
+
+function number(name, title, write) {
+  return fieldColumn(name, title, write, { hint: HINTS[name] });
 }

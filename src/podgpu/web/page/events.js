@@ -1,4 +1,5 @@
-// Shows what happened: errors, lost and recovered GPUs and nodes, pods that started and ended, idle alarms.
+// Shows what happened: errors, lost and recovered GPUs and nodes, pods that started and ended, idle
+// alarms.
 
 import { noneText, Question } from "./ask.js";
 import { conditionTitle, severityOf } from "./conditions.js";
@@ -12,13 +13,14 @@ import {
   wordsOf,
   writeHash,
 } from "./criteria.js";
-import { h, place, plain, setAttribute, setText } from "./dom.js";
+import { h, place, plain, setTab, setText, tabs } from "./dom.js";
 import { duration, moment, plural } from "./format.js";
 
 const EVERY_SECONDS = 15;
 const HOUR = 3600;
 const RANGES = ["1h", "24h", "7d"];
 const KINDS = { "": "All", problems: "Problems", pods: "Pods", idle: "Idle" };
+const NOTHING = "Nothing happened in this time.";
 const TITLES = { started: "Started", ended: "Ended", recovered: "Recovered" };
 const OF_PODS = ["started", "ended"];
 const AROUND = 1800; // events up to this many seconds after the past time are listed
@@ -26,7 +28,9 @@ const MISSING = "This server records no events: its podgpu is older than this pa
 
 // Returns the query for events around the past time in the address. Empty if the page shows now.
 export function aroundQuery() {
-  return pastTime() ? `&to=${Math.round(Number(pastTime()) + AROUND)}` : "";
+  if (!pastTime()) return "";
+  const until = Math.round(Number(pastTime()) + AROUND);
+  return `&to=${until}`;
 }
 
 // The tab with the events of all GPUs.
@@ -35,17 +39,11 @@ export class Events {
     this.question = new Question(onAnswer);
     this.ranges = RANGES.map((range) => h("a", {}, range));
     this.kinds = Object.values(KINDS).map((title) => h("a", {}, title));
+    const head = h("div", { class: "table-head" });
     this.about = h("p", { class: "about" });
     this.message = h("p", { class: "message" });
     this.list = new EventRows(true);
-    const tabs = (label, links) => h("nav", { class: "tabs", "aria-label": label }, ...links);
-    const head = h(
-      "div",
-      { class: "table-head" },
-      tabs("Range", this.ranges),
-      tabs("Kind", this.kinds),
-      this.about,
-    );
+    head.append(tabs("Range", this.ranges), tabs("Kind", this.kinds), this.about);
     this.element = h("div", { class: "events" }, head, this.message, this.list.element);
   }
 
@@ -55,36 +53,38 @@ export class Events {
 
   // `now`: time by the server's clock.
   show(criteria, isKube, now) {
-    setText(this.kinds[2], isKube ? KINDS.pods : "Users and jobs");
     const range = chooseRange(criteria.range);
     const kind = criteria.by in KINDS ? criteria.by : "";
-    this.linkTabs(criteria, range, kind);
+    this.linkTabs(criteria, range, kind, isKube);
 
-    const { state, data, message } = this.question.want(
-      `api/v1/events?range=${range}${aroundQuery()}`,
-      EVERY_SECONDS,
-    );
+    const url = `api/v1/events?range=${range}${aroundQuery()}`;
+    const answer = this.question.want(url, EVERY_SECONDS);
+    const { data } = answer;
     const words = wordsOf(criteria.q);
-    const events = (data?.events ?? []).filter(
-      (event) => isOfKind(event, kind) && isMatch(event, words, criteria.ns),
-    );
-    this.message.hidden = events.length > 0;
-    this.list.element.hidden = !events.length;
+    const isWanted = (event) => isOfKind(event, kind) && isMatch(event, words, criteria.ns);
+    const events = (data?.events ?? []).filter(isWanted);
+
     const isFiltered = criteria.q || criteria.ns || kind;
-    const none = isFiltered ? "No event matches the filter." : "Nothing happened in this time.";
-    setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
+    const none = isFiltered ? "No event matches the filter." : NOTHING;
+    this.message.hidden = events.length > 0;
+    setText(this.message, noneText(answer, MISSING, none));
+    this.list.element.hidden = !events.length;
     setText(this.about, events.length ? aboutText(events, data) : "");
     this.list.show(events, (event) => ageText(now - event.at), now);
   }
 
-  linkTabs(criteria, range, kind) {
+  linkTabs(criteria, range, kind, isKube) {
     const here = { view: "events", q: criteria.q, ns: criteria.ns, range, by: kind };
-    RANGES.forEach((other, i) =>
-      markTab(this.ranges[i], { ...here, range: other }, other === range),
-    );
-    Object.keys(KINDS).forEach((other, i) =>
-      markTab(this.kinds[i], { ...here, by: other }, other === kind),
-    );
+    RANGES.forEach((other, i) => {
+      const href = writeHash({ ...here, range: other });
+      setTab(this.ranges[i], href, other === range, "true");
+    });
+    Object.keys(KINDS).forEach((other, i) => {
+      const href = writeHash({ ...here, by: other });
+      setTab(this.kinds[i], href, other === kind, "true");
+    });
+    const pods = this.kinds[Object.keys(KINDS).indexOf("pods")];
+    setText(pods, isKube ? KINDS.pods : "Users and jobs");
   }
 }
 
@@ -103,17 +103,12 @@ export class OwnEvents {
 
   // `selector`: query that selects a GPU, pod or node, such as gpu=UUID.
   show(selector, range) {
-    const { state, data, message } = this.question.want(
-      `api/v1/events?range=${range}&${selector}`,
-      EVERY_SECONDS,
-    );
-    const events = data?.events ?? [];
-    this.element.hidden = state === "missing";
+    const url = `api/v1/events?range=${range}&${selector}`;
+    const answer = this.question.want(url, EVERY_SECONDS);
+    const events = answer.data?.events ?? [];
+    this.element.hidden = answer.state === "missing";
     this.about.hidden = events.length > 0;
-    setText(
-      this.about,
-      state === "ready" ? "Nothing happened in this time." : noneText(state, message, MISSING),
-    );
+    setText(this.about, noneText(answer, MISSING, NOTHING));
     this.list.show(events);
   }
 }
@@ -126,49 +121,35 @@ export class EventRows {
   }
 
   // `titleOf(event)` returns the heading above the event. `now`: time by the server's clock.
-  show(events, titleOf = () => "", now = undefined) {
-    const ages = events.map(titleOf);
-    const ranges = events.map((event) => (now === undefined ? "" : rangeFor(now - event.at)));
-    const shown = JSON.stringify([events, ages, ranges, pastTime()]);
-    if (this.shown === shown) return;
-    this.shown = shown;
-    place(
-      this.element,
-      [...new Set(ages)].flatMap((age) => {
-        const rows = events.flatMap((event, i) =>
-          ages[i] === age ? [this.row(event, ranges[i])] : [],
-        );
-        return [age && h("h2", {}, age), h("ul", { class: "marks" }, ...rows)].filter(Boolean);
-      }),
-    );
+  show(events, titleOf = (_event) => "", now = undefined) {
+    const rows = events.map((event) => ({
+      event,
+      title: titleOf(event),
+      range: now === undefined ? "" : rangeFor(now - event.at),
+    }));
+    const written = JSON.stringify([rows, pastTime()]);
+    if (written === this.written) return;
+    this.written = written;
+
+    const elements = [];
+    for (const [title, group] of Map.groupBy(rows, (row) => row.title)) {
+      const items = group.map(({ event, range }) => this.row(event, range));
+      if (title) elements.push(h("h2", {}, title));
+      elements.push(h("ul", { class: "marks" }, ...items));
+    }
+    place(this.element, elements);
   }
 
   row(event, range) {
-    const when = h(
-      "time",
-      { class: "mark-when", datetime: new Date(event.at * 1000).toISOString?.() },
-      moment(event.at),
-    );
-    const badge = h(
-      "span",
-      { class: `badge badge-${badgeOf(event)}` },
-      TITLES[event.kind] ?? conditionTitle(event.kind),
-    );
+    const datetime = new Date(event.at * 1000).toISOString();
+    const when = h("time", { class: "mark-when", datetime }, moment(event.at));
+    const title = TITLES[event.kind] ?? conditionTitle(event.kind);
+    const badge = h("span", { class: `badge badge-${badgeOf(event)}` }, title);
+    const text = h("span", { class: "mark-says" }, textOf(event));
     const links = this.isFull ? linksOf(event, range) : [];
-    const then = h(
-      "a",
-      { href: writeHash({}, String(event.at)), title: "Show all GPUs at this time" },
-      "GPUs then",
-    );
-    return h(
-      "li",
-      {},
-      when,
-      badge,
-      h("span", { class: "mark-says" }, textOf(event)),
-      ...links,
-      then,
-    );
+    const href = writeHash({}, String(event.at));
+    const then = h("a", { href, title: "Show all GPUs at this time" }, "GPUs then");
+    return h("li", {}, when, badge, text, ...links, then);
   }
 }
 
@@ -181,7 +162,8 @@ function ageText(seconds) {
 
 function textOf({ text = "", kind, seconds }) {
   if (seconds === undefined) return plain(text);
-  return `${plain(text)} (${kind === "recovered" ? "recovered " : ""}after ${duration(seconds)})`;
+  const end = kind === "recovered" ? "recovered after" : "after";
+  return `${plain(text)} (${end} ${duration(seconds)})`;
 }
 
 function chooseRange(wanted) {
@@ -195,30 +177,25 @@ function aboutText(events, { truncated, from, to }) {
   return `${plural(events.length, "event")}${cut}${period}`;
 }
 
-function markTab(link, hash, isChosen) {
-  setAttribute(link, "href", writeHash(hash));
-  setAttribute(link, "aria-current", isChosen ? "true" : undefined);
-}
-
 function badgeOf({ kind }) {
   if (OF_PODS.includes(kind)) return "old";
   return kind === "recovered" ? "good" : severityOf([{ name: kind }]);
 }
 
 function isOfKind({ kind }, wanted) {
-  if (wanted === "pods") return OF_PODS.includes(kind);
-  if (wanted === "idle") return kind === "idle";
-  return !wanted || (!OF_PODS.includes(kind) && kind !== "idle");
+  const isOfPod = OF_PODS.includes(kind);
+  const isIdle = kind === "idle";
+  if (wanted === "pods") return isOfPod;
+  if (wanted === "idle") return isIdle;
+  if (wanted === "problems") return !isOfPod && !isIdle;
+  return true;
 }
 
 function isMatch(event, words, namespace) {
-  const text = [event.text, event.kind, event.node, event.uuid, event.namespace, event.pod]
-    .filter(Boolean)
-    .join("\n")
-    .toLowerCase();
-  return (
-    (!namespace || event.namespace === namespace) && words.every((word) => text.includes(word))
-  );
+  if (namespace && event.namespace !== namespace) return false;
+  const texts = [event.text, event.kind, event.node, event.uuid, event.namespace, event.pod];
+  const text = texts.filter(Boolean).join("\n").toLowerCase();
+  return words.every((word) => text.includes(word));
 }
 
 // The pages open with a range that contains the event. The shortest range is their default.

@@ -1,9 +1,11 @@
-// The view of one job (or other owner of pods): its GPUs side by side, the slowest one, its cost and its history.
+// The view of one job (or other owner of pods): its GPUs side by side, the slowest one, its cost
+// and its history.
 
 import { copyButton } from "./actions.js";
 import { noneText, Question } from "./ask.js";
 import {
   gpuHash,
+  isOfScope,
   jobOf,
   ofCluster,
   pastRange,
@@ -12,32 +14,38 @@ import {
   RANGES,
   writeHash,
 } from "./criteria.js";
-import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
+import { fact, h, place, plain, setAttribute, setText, showText } from "./dom.js";
 import {
   amount,
   count,
-  duration,
+  gpuCount,
   memory,
   moment,
   money,
-  parts,
   percent,
-  perHour,
   plural,
   watts,
 } from "./format.js";
+import { heldTotals, idleAndCost } from "./held.js";
 import { ownMemory, ownPower, ownUtilization } from "./history.js";
-import { showText } from "./rows.js";
-import { Table } from "./table.js";
+import { filledColumns, Table } from "./table.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
-import { Mean, Sum, Waste, wasteOf } from "./totals.js";
+import { Mean, Sum, wasteOf } from "./totals.js";
 
 const EVERY_SECONDS = 10;
 const COST_SECONDS = 60;
 const NOT_RECORDED =
   "Clocks and the slowest GPU are shown only for now: the history does not have them.";
-// The column that shows the reason why a GPU is slow
-const COLUMNS = {
+// Tooltips of columns.
+const HINTS = {
+  tensor: "Ratio of time in which the tensor cores are active",
+  dram: "Ratio of time in which the memory interface is active",
+  capped: "Ratio of time in which the power limit lowered the clock",
+  throttled: "Ratio of time in which heat or a power brake lowered the clock",
+  traffic: "Over PCIe and NVLink",
+};
+// The column that shows the reason why a GPU is slow.
+const REASON_COLUMNS = {
   power_limit: "limit",
   throttled: "throttled",
   waiting: "waited",
@@ -90,116 +98,134 @@ export class JobView {
 
   show(devices, criteria) {
     const job = jobOf(criteria.job);
-    setAttribute(this.back, "href", writeHash({ view: "pods", by: "job" }));
-    setText(this.kind, plain(job.kind));
-    setText(
-      this.name,
-      plain([criteria.cluster, job.namespace, job.name].filter(Boolean).join("/")),
-    );
     const path = [job.kind, job.namespace, job.name].map(encodeURIComponent).join("/");
-    const answer = pastTime()
-      ? { state: "missing" }
-      : this.now.want(`api/v1/jobs/${path}`, EVERY_SECONDS);
-    const rows = rowsOf(ofCluster(devices, criteria.cluster), job, answer.data?.devices ?? []);
-    this.showSlowest(answer.data?.slowest);
+    // Clocks and the slowest GPU are known only for now.
+    const measured = pastTime() ? undefined : this.now.want(`api/v1/jobs/${path}`, EVERY_SECONDS);
+    const slowest = measured?.data?.slowest;
+    const rows = rowsOf(ofCluster(devices, criteria.cluster), job, measured?.data?.devices ?? []);
+    this.showTitle(job, criteria.cluster);
+    this.showSlowest(slowest);
+    this.showRows(rows, criteria, slowest?.reason);
+
+    const isRange = RANGES.includes(criteria.range);
+    const range = isRange ? criteria.range : pastRange(this.context.clock());
+    const facts = [...factsOf(rows, this.context), ...this.billFacts(job, criteria, range)];
+    this.facts.hidden = !rows.length;
+    place(this.facts, facts);
+    this.showHistory(path, range, criteria, slowest);
+  }
+
+  showTitle({ kind, namespace, name }, cluster) {
+    setAttribute(this.back, "href", writeHash({ view: "pods", by: "job" }));
+    setText(this.kind, plain(kind));
+    setText(this.name, plain([cluster, namespace, name].filter(Boolean).join("/")));
+  }
+
+  showRows(rows, criteria, reason) {
+    const none = pastTime()
+      ? "No pod of this job held a GPU at this time."
+      : "No pod of this job holds a GPU now.";
     this.none.hidden = rows.length > 0;
-    setText(
-      this.none,
-      pastTime()
-        ? "No pod of this job held a GPU at this time."
-        : "No pod of this job holds a GPU now.",
-    );
-    this.devices.hidden = this.facts.hidden = !rows.length;
+    setText(this.none, none);
+    this.devices.hidden = !rows.length;
     showText(this.about, pastTime() ? NOT_RECORDED : "");
-    const columns = columnsOf(rows, answer.data?.slowest?.reason);
-    if (rows.length) this.table.show(rows, columns, criteria.order || "-name", (row) => row.key);
-    const range = RANGES.includes(criteria.range)
-      ? criteria.range
-      : pastRange(this.context.clock());
-    place(this.facts, [...factsOf(rows, this.context), ...this.billFacts(job, criteria, range)]);
-    this.showHistory(path, range, criteria, answer.data?.slowest);
+    if (!rows.length) return;
+    const columns = filledColumns(columnsOf(reason), rows);
+    this.table.show(rows, columns, criteria.order || "-name", (row) => row.key);
   }
 
   showSlowest(slowest) {
-    this.badge.hidden = this.slow.hidden = !slowest;
+    this.badge.hidden = !slowest;
+    this.slow.hidden = !slowest;
     if (!slowest) return;
-    const gpu = slowest.index === undefined ? "a GPU" : `GPU ${slowest.index}`;
     setText(this.badge, "one GPU is slower");
-    const link = h("a", { href: gpuHash(slowest.uuid) }, plain(`${gpu} of ${slowest.node}`));
-    this.slow.replaceChildren(
-      link,
-      ` is ${plain(lowered(slowest.says))} Found at ${moment(slowest.since)}.`,
-    );
+    const reason = plain(lowered(slowest.says));
+    const since = moment(slowest.since);
+    this.slow.replaceChildren(slowLink(slowest), ` is ${reason} Found at ${since}.`);
   }
 
   // Returns what the job cost in the range of the charts.
   billFacts({ kind, namespace, name }, { cluster }, range) {
     if (pastTime()) return [];
     const { data } = this.bill.want(`api/v1/range?range=${range}&by=owner`, COST_SECONDS);
-    const isOwn = (row) =>
-      row.namespace === namespace &&
-      row.owner?.kind === kind &&
-      row.owner?.name === name &&
-      (!cluster || row.cluster === cluster);
+    const isOwn = (row) => {
+      if (row.owner?.kind !== kind || row.owner?.name !== name) return false;
+      return isOfScope(row, { cluster, ns: namespace });
+    };
     const row = (data?.rows ?? []).find(isOwn);
     if (!row) return [];
+
+    const facts = [];
     const waste = wasteOf(row.waste?.cost);
-    return [
-      row.cost !== undefined && fact(`Cost, last ${range}`, money(row.cost, data.currency)),
-      waste.total > 0 && fact(`Wasted, last ${range}`, waste.fullText(money, data.currency)),
-      row.waited_hours > 0 &&
-        fact(`Waited, last ${range}`, `${amount(row.waited_hours)}\u00a0GPU-hours`),
-    ].filter(Boolean);
+    const last = `last ${range}`;
+    if (row.cost !== undefined) facts.push(fact(`Cost, ${last}`, money(row.cost, data.currency)));
+    if (waste.total > 0) facts.push(fact(`Wasted, ${last}`, waste.fullText(money, data.currency)));
+    if (row.waited_hours > 0)
+      facts.push(fact(`Waited, ${last}`, `${amount(row.waited_hours)}\u00a0GPU-hours`));
+    return facts;
   }
 
   showHistory(path, range, criteria, slowest) {
     this.timeline.showRange(range, criteria);
-    const { state, data, message } = this.past.want(
-      `api/v1/history/jobs/${path}?range=${range}`,
-      EVERY_SECONDS,
-    );
-    if (state !== "ready") return this.timeline.showNone(noneText(state, message, NO_HISTORY));
-    const several = new Set(data.devices.map((device) => device.node)).size > 1;
-    const isSlowest = (device) =>
-      slowest?.uuid === device.uuid && (slowest.instance ?? "") === (device.instance ?? "");
-    const lines = data.devices.map((device) => ({
-      name: lineName(device, several),
-      series: device.series,
-      isMarked: isSlowest(device),
-    }));
+    const url = `api/v1/history/jobs/${path}?range=${range}`;
+    const answer = this.past.want(url, EVERY_SECONDS);
+    const { data } = answer;
+    if (answer.state !== "ready") {
+      this.timeline.showNone(noneText(answer, NO_HISTORY));
+      return;
+    }
+    const isSlowest = ({ uuid, instance = "" }) =>
+      uuid === slowest?.uuid && instance === (slowest.instance ?? "");
+    const lines = linesOf(data.devices, isSlowest);
     this.timeline.show(data, lines);
-    if (data.left_out)
-      setText(
-        this.about,
-        `The charts show ${count(lines.length)} of ${plural(lines.length + data.left_out, "GPU")}.`,
-      );
+    if (!data.left_out) return;
+    const all = plural(lines.length + data.left_out, "GPU");
+    setText(this.about, `The charts show ${count(lines.length)} of ${all}.`);
   }
 }
 
-function lowered(text) {
+export function lowered(text) {
   return text.charAt(0).toLowerCase() + text.slice(1);
 }
 
-export function lineName({ node, index, uuid, instance }, withNode) {
-  const gpu = index === undefined ? plain(uuid ?? "GPU").slice(0, 12) : `GPU ${index}`;
-  const part = instance ? ` (${plain(instance)})` : "";
-  return `${withNode ? `${plain(node ?? "")} ` : ""}${gpu}${part}`;
+// Links to the slowest GPU of a job.
+export function slowLink({ index, uuid, node }) {
+  const gpu = index === undefined ? "a GPU" : `GPU ${index}`;
+  return h("a", { href: gpuHash(uuid) }, plain(`${gpu} of ${node}`));
 }
 
-// Returns a row for each GPU or MIG instance, with the values of `measured`, the devices of api/v1/jobs.
+// Returns the lines of charts. `devices`: of an answer of api/v1/history.
+export function linesOf(devices, isMarked = (_device) => false) {
+  const nodes = new Set(devices.map((device) => device.node));
+  const hasSeveral = nodes.size > 1;
+  return devices.map((device) => ({
+    name: lineName(device, hasSeveral),
+    series: device.series,
+    isMarked: isMarked(device),
+  }));
+}
+
+function lineName({ node = "", index, uuid = "GPU", instance }, withNode) {
+  const gpu = index === undefined ? plain(uuid).slice(0, 12) : `GPU ${index}`;
+  const part = instance && `(${plain(instance)})`;
+  return [withNode && plain(node), gpu, part].filter(Boolean).join(" ");
+}
+
+// Returns a row for each GPU or MIG instance, with the values of `measured`, the devices of
+// api/v1/jobs.
 function rowsOf(devices, { kind, namespace, name }, measured) {
   const owner = `${kind}/${name}`;
-  const values = new Map(
-    measured.map((device) => [`${device.node}/${device.uuid}/${device.instance ?? ""}`, device]),
-  );
+  const values = new Map();
+  for (const device of measured) {
+    values.set(`${device.node}/${device.uuid}/${device.instance ?? ""}`, device);
+  }
   const rows = new Map();
   for (const device of devices) {
     for (const holder of device.holders) {
       if (holder.namespace !== namespace || holder.owner !== owner) continue;
-      const instance = holder.part ? String(holder.part.id) : "";
-      const key = `${device.node}/${device.uuid}/${instance}`;
-      if (!rows.has(key))
-        rows.set(key, new DeviceRow(key, device, holder.part, values.get(key) ?? {}));
+      const { part } = holder;
+      const key = `${device.node}/${device.uuid}/${part ? part.id : ""}`;
+      if (!rows.has(key)) rows.set(key, new DeviceRow(key, device, part, values.get(key) ?? {}));
       rows.get(key).holders.push(holder);
     }
   }
@@ -221,136 +247,92 @@ class DeviceRow {
     return [...new Set(this.holders.map((holder) => holder.pod))];
   }
 
-  add(value) {
+  add(valueOf) {
     const sum = new Sum();
-    for (const holder of this.holders) sum.add(value(holder));
-    return sum.known ? sum.total : undefined;
+    for (const holder of this.holders) sum.add(valueOf(holder));
+    return sum.value;
   }
 }
 
 // `reason`: why the slowest GPU is slow.
-function columnsOf(rows, reason) {
-  const marked = (name) => (_, row) => row.isSlowest && COLUMNS[reason] === name;
-  const value = (name, title, field, write, hint) => ({
+function columnsOf(reason) {
+  const isMarked = (name) => (_, row) => row.isSlowest && REASON_COLUMNS[reason] === name;
+  const measured = (name, title, field, write) => ({
     name,
     title,
-    hint,
+    hint: HINTS[name],
     value: (row) => row.values[field],
     write,
-    isWarm: marked(name),
+    isWarm: isMarked(name),
   });
-  const clock = (mhz) => `${count(mhz)}\u00a0MHz`;
-  const rate = (bytes) => `${amount(bytes / 1e9)}\u00a0GB/s`;
-  const columns = [
-    {
-      name: "name",
-      title: "GPU",
-      value: (row) => `${row.device.node} ${row.name}${row.isSlowest ? " \u00b7 slowest" : ""}`,
-      link: (row) => gpuHash(row.uuid),
-    },
-    {
-      name: "pod",
-      title: "Pod",
-      value: (row) => row.pods.join(", "),
-      link: (row) => podHash(row.holders[0].namespace, row.pods[0], row.device.cluster),
-    },
-    {
-      name: "utilisation",
-      title: "Utilisation",
-      value: (row) => ownUtilization(row.device, row.holders[0]),
-      write: percent,
-    },
-    value(
-      "tensor",
-      "Tensor cores",
-      "tensor_active_ratio",
-      percent,
-      "Ratio of time in which the tensor cores are active",
-    ),
-    value(
-      "dram",
-      "Memory activity",
-      "dram_active_ratio",
-      percent,
-      "Ratio of time in which the memory interface is active",
-    ),
-    value("clock", "SM clock", "sm_clock_mhz", clock),
-    {
-      name: "power",
-      title: "Power",
-      value: (row) => row.values.power_watts ?? row.add((holder) => ownPower(row.device, holder)),
-      write: watts,
-    },
-    { ...value("limit", "Power limit", "power_limit_watts", watts), isWide: true },
-    value(
-      "capped",
-      "At power limit",
-      "power_capped_ratio",
-      percent,
-      "Ratio of time in which the power limit lowered the clock",
-    ),
-    value(
-      "throttled",
-      "Throttled",
-      "throttled_ratio",
-      percent,
-      "Ratio of time in which heat or a power brake lowered the clock",
-    ),
-    value("traffic", "Traffic", "bytes_per_second", rate, "Over PCIe and NVLink"),
+  return [
+    { name: "name", title: "GPU", value: nameOf, link: (row) => gpuHash(row.uuid) },
+    { name: "pod", title: "Pod", value: (row) => row.pods.join(", "), link: podLink },
+    { name: "utilisation", title: "Utilisation", value: utilizationOf, write: percent },
+    measured("tensor", "Tensor cores", "tensor_active_ratio", percent),
+    measured("dram", "Memory activity", "dram_active_ratio", percent),
+    measured("clock", "SM clock", "sm_clock_mhz", clockText),
+    { name: "power", title: "Power", value: powerOf, write: watts },
+    { ...measured("limit", "Power limit", "power_limit_watts", watts), isWide: true },
+    measured("capped", "At power limit", "power_capped_ratio", percent),
+    measured("throttled", "Throttled", "throttled_ratio", percent),
+    measured("traffic", "Traffic", "bytes_per_second", rateText),
     {
       name: "waited",
       title: "Waited",
       value: (row) => row.values.wait_ratio ?? row.holders[0].waited,
       write: percent,
-      isWarm: marked("waited"),
+      isWarm: isMarked("waited"),
     },
-    {
-      name: "memory",
-      isWide: true,
-      title: "Memory",
-      value: (row) => row.add((holder) => ownMemory(row.device, holder)),
-      write: memory,
-    },
+    { name: "memory", title: "Memory", value: memoryOf, write: memory, isWide: true },
   ];
-  return columns.filter(
-    (column, i) => i < 2 || rows.some((row) => column.value(row) !== undefined),
-  );
+}
+
+function nameOf({ device, name, isSlowest }) {
+  const gpu = `${device.node} ${name}`;
+  return isSlowest ? `${gpu} \u00b7 slowest` : gpu;
+}
+
+function podLink({ holders, pods, device }) {
+  return podHash(holders[0].namespace, pods[0], device.cluster);
+}
+
+function utilizationOf({ device, holders }) {
+  return ownUtilization(device, holders[0]);
+}
+
+function powerOf(row) {
+  return row.values.power_watts ?? row.add((holder) => ownPower(row.device, holder));
+}
+
+function memoryOf(row) {
+  return row.add((holder) => ownMemory(row.device, holder));
+}
+
+function clockText(mhz) {
+  return `${count(mhz)}\u00a0MHz`;
+}
+
+function rateText(bytesPerSecond) {
+  return `${amount(bytesPerSecond / 1e9)}\u00a0GB/s`;
 }
 
 function factsOf(rows, context) {
-  const own = rows.flatMap((row) => row.holders.map((holder) => [row.device, holder]));
-  const [busy, used, power, waited, cost] = [
-    new Mean(),
-    new Sum(),
-    new Sum(),
-    new Mean(),
-    new Sum(),
-  ];
-  const waste = new Waste();
-  for (const [device, holder] of own) {
-    cost.add(holder.cost);
-    waste.add(holder.waste);
-    if (device.gone) continue;
-    busy.add(ownUtilization(device, holder), holder.amount);
-    used.add(ownMemory(device, holder));
-    power.add(ownPower(device, holder));
-    waited.add(holder.waited, holder.amount);
+  const held = rows.flatMap(({ device, holders }) => holders.map((holder) => ({ device, holder })));
+  const totals = heldTotals(held);
+  const waited = new Mean();
+  for (const { device, holder } of held) {
+    if (!device.gone) waited.add(holder.waited, holder.amount);
   }
-  const gpus = own.reduce((total, [, holder]) => total + holder.amount, 0);
   const nodes = new Set(rows.map((row) => row.device.node));
-  const pods = new Set(own.map(([, holder]) => holder.pod));
-  const since = own.map(([, holder]) => holder.idleSince);
-  const idle = since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
-  const currency = context.prices();
-  return [
-    fact("Holds", `${parts(gpus)} ${gpus === 1 ? "GPU" : "GPUs"} on ${plural(nodes.size, "node")}`),
+  const pods = new Set(held.map(({ holder }) => holder.pod));
+  const facts = [
+    fact("Holds", `${gpuCount(totals.gpus)} on ${plural(nodes.size, "node")}`),
     fact("Pods", count(pods.size)),
-    fact("Mean use now", percent(busy.value)),
-    fact("Memory used", memory(used.known ? used.total : undefined)),
-    fact("Power", watts(power.known ? power.total : undefined)),
-    waited.value !== undefined && fact("Waits for others", percent(waited.value)),
-    idle !== undefined && rows.length > 0 && fact("Idle for", duration(context.now() - idle)),
-    cost.known > 0 && fact("Cost", perHour(cost.total, currency)),
-    waste.total > 0 && fact("Wasted now", waste.fullText(perHour, currency)),
-  ].filter(Boolean);
+    fact("Mean use now", percent(totals.busy.value)),
+    fact("Memory used", memory(totals.memory.value)),
+    fact("Power", watts(totals.power.value)),
+  ];
+  if (waited.value !== undefined) facts.push(fact("Waits for others", percent(waited.value)));
+  return [...facts, ...idleAndCost(totals, context, "Wasted now")];
 }

@@ -2,12 +2,13 @@
 
 import { Commands, copyButton, evictedText, ForgetButton, nodeCommands } from "./actions.js";
 import { goneText } from "./conditions.js";
-import { nodeHash, pastTime, RANGES, wordsOf, writeHash } from "./criteria.js";
-import { coded, fact, h, place, plain, setAttribute, setText } from "./dom.js";
+import { nodeHash, pastTime, wordsOf, writeHash } from "./criteria.js";
+import { fact, h, place, plain, setAttribute, setText, showText } from "./dom.js";
 import { OwnEvents } from "./events.js";
 import {
+  dotted,
   duration,
-  localTimes,
+  listed,
   memoryOf,
   money,
   parts,
@@ -17,20 +18,19 @@ import {
   watts,
 } from "./format.js";
 import { groupsFor, holderColumns, holderRows } from "./pods.js";
-import { showText } from "./rows.js";
-import { Table } from "./table.js";
-import { Tiles } from "./tiles.js";
-import { refusedText, Sum, totalsOf } from "./totals.js";
+import { fieldColumn, filledColumns, Table, wasteColumns } from "./table.js";
+import { showNotes, Tiles } from "./tiles.js";
+import { refusedText, Sum, sumOf, totalsOf } from "./totals.js";
+
+// The events of a node go back at least a day.
+const EVENT_RANGES = ["24h", "7d", "30d"];
 
 export class Nodes {
   constructor(context, onOrder) {
     this.context = context;
     this.about = h("p", { class: "about" });
-    this.message = h(
-      "p",
-      { class: "message" },
-      "No node matches the filter. Press Escape to clear it.",
-    );
+    const none = "No node matches the filter. Press Escape to clear it.";
+    this.message = h("p", { class: "message" }, none);
     this.table = new Table("Nodes", onOrder);
     this.copy = copyButton("Copy", () => this.table.asText());
     this.element = h(
@@ -46,22 +46,16 @@ export class Nodes {
     const words = wordsOf(criteria.q);
     const all = rowsOf(picture, devices, Boolean(picture.currency));
     const rows = all.filter((row) => words.every((word) => row.text.includes(word)));
-    this.message.hidden = rows.length > 0;
-    this.copy.hidden = this.table.element.hidden = !rows.length;
-    setText(
-      this.about,
-      `${plural(rows.length, "node")} \u00b7 ${plural(
-        rows.reduce((sum, row) => sum + row.gpus, 0),
-        "GPU",
-      )}`,
-    );
-    if (rows.length)
-      this.table.show(
-        rows,
-        columnsOf(rows, this.context.prices()),
-        criteria.order || "-name",
-        (row) => row.name,
-      );
+    const gpus = sumOf(rows.map((row) => row.gpus));
+    setText(this.about, dotted([plural(rows.length, "node"), plural(gpus, "GPU")]));
+
+    const isEmpty = !rows.length;
+    this.message.hidden = !isEmpty;
+    this.copy.hidden = isEmpty;
+    this.table.element.hidden = isEmpty;
+    if (isEmpty) return;
+    const columns = filledColumns(columnsOf(rows, this.context.prices()), rows);
+    this.table.show(rows, columns, criteria.order || "-name", (row) => row.name);
   }
 }
 
@@ -69,17 +63,14 @@ function rowsOf(picture, devices, priced) {
   const members = Map.groupBy(devices, (device) => device.node);
   return (picture.nodes ?? []).map((node) => {
     const own = members.get(node.name) ?? [];
-    const models = [...new Set(own.map((device) => device.model))].join(", ");
+    const models = modelsOf(own);
     const totals = totalsOf(own, priced);
-    const state = {
-      state: stateText(node, totals),
-      isGone: Boolean(node.gone),
-      isOld: Boolean(node.old && !node.gone),
-    };
     return {
       ...totals,
       ...memoryTotals(own),
-      ...state,
+      state: stateText(node, totals),
+      isGone: Boolean(node.gone),
+      isOld: Boolean(node.old && !node.gone),
       name: node.name,
       models,
       text: `${node.name}\n${models}`.toLowerCase(),
@@ -87,24 +78,32 @@ function rowsOf(picture, devices, priced) {
   });
 }
 
+function modelsOf(devices) {
+  return [...new Set(devices.map((device) => device.model))].join(", ");
+}
+
 function memoryTotals(devices) {
-  const [used, all] = [new Sum(), new Sum()];
+  const used = new Sum();
+  const total = new Sum();
   for (const device of devices) {
     if (!device.gone) used.add(device.memoryUsed);
-    all.add(device.memoryTotal);
+    total.add(device.memoryTotal);
   }
-  return {
-    memoryUsed: used.known ? used.total : undefined,
-    memoryTotal: all.known ? all.total : undefined,
-  };
+  return { memoryUsed: used.value, memoryTotal: total.value };
 }
 
 function stateText(node, totals) {
   const seen = node.age_seconds === undefined ? "" : `, seen ${duration(node.age_seconds)} ago`;
   if (node.gone) return `gone${seen}`;
   if (node.old) return `old${seen}`;
-  const problems = [totals.broken ? `${totals.broken} broken` : "", refusedText(totals)];
-  return problems.filter(Boolean).join(", ") || "ok";
+  return listed([totals.broken && `${totals.broken} broken`, refusedText(totals)]) || "ok";
+}
+
+function badgeText(node, totals) {
+  if (!node) return "not present";
+  if (node.gone) return goneText(node);
+  const isMarked = node.old || totals.broken || totals.kubernetes_unhealthy;
+  return isMarked ? stateText(node, totals) : "";
 }
 
 function badgeKind(node, totals) {
@@ -112,67 +111,48 @@ function badgeKind(node, totals) {
   return totals.kubernetes_unhealthy && !node?.old ? "warning" : "old";
 }
 
+const STATE_COLUMN = {
+  name: "state",
+  title: "State",
+  value: (row) => row.state,
+  isWarm: (_, row) => row.isOld || row.kubernetes_unhealthy > 0,
+  isBad: (_, row) => row.isGone || row.broken > 0,
+};
+
 function columnsOf(rows, currency) {
-  const number = (name, title, write, isWarm) => ({
-    name,
-    title,
-    value: (row) => row[name],
-    write,
-    isWarm,
-  });
   const isSome = (value) => value > 0;
   const hourly = (price) => money(price, currency);
-  const memoryRatio = ({ memoryUsed, memoryTotal }) =>
-    memoryTotal && memoryUsed !== undefined ? memoryUsed / memoryTotal : undefined;
-  const columns = [
-    { name: "name", title: "Node", value: (row) => row.name, link: (row) => nodeHash(row.name) },
-    {
-      name: "state",
-      title: "State",
-      value: (row) => row.state,
-      isWarm: (_, row) => row.isOld || row.kubernetes_unhealthy > 0,
-      isBad: (_, row) => row.isGone || row.broken > 0,
-    },
+  const optional = (name, title) => {
+    const isUsed = rows.some((row) => row[name]);
+    return isUsed ? [fieldColumn(name, title, parts, { isWide: true })] : [];
+  };
+  const nodeName = (row) => row.name;
+  const waste = (row) => row.waste;
+  return [
+    { name: "name", title: "Node", value: nodeName, link: (row) => nodeHash(row.name) },
+    STATE_COLUMN,
     { name: "models", title: "Model", value: (row) => row.models },
-    number("gpus", "GPUs", parts),
-    number("allocated", "Allocated", parts),
-    number("used", "Used", parts),
-    number("idle", "Idle", parts, isSome),
-    rows.some((row) => row.unknown) && { ...number("unknown", "Use unknown", parts), isWide: true },
-    number("free", "Free", parts),
-    rows.some((row) => row.unheld) && {
-      ...number("unheld", "Holder unknown", parts),
-      isWide: true,
-    },
-    { ...number("broken", "Broken", parts), isBad: isSome, isWide: true }, // the state shows it too
-    { name: "mean", title: "Utilisation", value: (row) => row.mean, write: percent },
-    { name: "memory", isWide: true, title: "Memory", value: memoryRatio, write: percent },
-    number("power", "Power", watts),
-    number("cost", "Cost/h", hourly),
-    number("wasted", "Wasted/h", hourly, isSome),
-    {
-      name: "idle_cost",
-      isDetail: true,
-      title: "Idle cost/h",
-      value: (row) => row.waste?.rounded(currency).idle,
-      write: hourly,
-    },
-    {
-      name: "underused_cost",
-      isDetail: true,
-      title: "Under-used cost/h",
-      value: (row) => row.waste?.rounded(currency).underused,
-      write: hourly,
-    },
-    {
-      name: "unallocated_cost",
-      isDetail: true,
-      title: "Unallocated cost/h",
-      value: (row) => row.waste?.rounded(currency).unallocated,
-      write: hourly,
-    },
-  ].filter(Boolean);
-  return columns.filter(({ value }, i) => i === 0 || rows.some((row) => value(row) !== undefined));
+    fieldColumn("gpus", "GPUs", parts),
+    fieldColumn("allocated", "Allocated", parts),
+    fieldColumn("used", "Used", parts),
+    fieldColumn("idle", "Idle", parts, { isWarm: isSome }),
+    ...optional("unknown", "Use unknown"),
+    fieldColumn("free", "Free", parts),
+    ...optional("unheld", "Holder unknown"),
+    // The state shows it too.
+    fieldColumn("broken", "Broken", parts, { isBad: isSome, isWide: true }),
+    fieldColumn("mean", "Utilisation", percent),
+    { name: "memory", title: "Memory", value: memoryRatio, write: percent, isWide: true },
+    fieldColumn("power", "Power", watts),
+    fieldColumn("cost", "Cost/h", hourly),
+    fieldColumn("wasted", "Wasted/h", hourly, { isWarm: isSome }),
+    ...wasteColumns(waste, currency, { unit: "/h", write: hourly, isDetail: true }),
+  ];
+}
+
+function memoryRatio({ memoryUsed, memoryTotal }) {
+  if (!memoryTotal || memoryUsed === undefined) return undefined;
+  return memoryUsed / memoryTotal;
 }
 
 export class NodeView {
@@ -217,63 +197,63 @@ export class NodeView {
 
   show(picture, devices, criteria, anew) {
     const name = criteria.node;
-    setAttribute(this.back, "href", writeHash({ view: "nodes" }));
     const node = (picture.nodes ?? []).find((candidate) => candidate.name === name);
     const own = devices.filter((device) => device.node === name);
     const isKube = hasPods(picture, name);
     const totals = totalsOf(own, Boolean(picture.currency));
     this.target = { uuids: own.map((device) => device.uuid), node: "the host of podgpu cluster" };
+    setAttribute(this.back, "href", writeHash({ view: "nodes" }));
     setText(this.name, plain(name));
-    setText(this.models, plain([...new Set(own.map((device) => device.model))].join(", ")));
-    this.plain.hidden =
-      isKube || !own.some((device) => device.holders.some((holder) => holder.user));
-    const isMarked = node?.old || totals.broken || totals.kubernetes_unhealthy;
-    showText(
-      this.badge,
-      !node ? "not present" : node.gone ? goneText(node) : isMarked ? stateText(node, totals) : "",
-    );
+    setText(this.models, plain(modelsOf(own)));
+    const hasUsers = own.some((device) => device.holders.some((holder) => holder.user));
+    this.plain.hidden = isKube || !hasUsers;
+    showText(this.badge, badgeText(node, totals));
     this.badge.className = `badge badge-${badgeKind(node, totals)}`;
-    const notes = node?.notes ?? [];
-    this.notes.hidden = !notes.length;
-    place(
-      this.notes,
-      notes.map((text) => h("li", {}, ...coded(localTimes(text)))),
-    );
-    const isRepairable = (node?.gone || totals.broken) && !pastTime();
-    this.commands.show(
-      isRepairable ? nodeCommands(name, own, isKube) : [],
-      isRepairable ? evictedText(own) : "",
-    );
-    this.forget.element.hidden = !node?.gone || Boolean(pastTime());
+
+    showNotes(this.notes, node?.notes);
+    this.showRepair(name, node, own, totals.broken, isKube);
     this.none.hidden = Boolean(node);
     this.facts.hidden = !node || node.gone;
     place(this.facts, factsOf(totals, memoryTotals(own), this.context.prices()));
     this.tiles.show(own, new Map([[name, node]]), true, anew);
+    this.showPods(own, criteria, isKube);
+    const range = EVENT_RANGES.includes(criteria.range) ? criteria.range : EVENT_RANGES[0];
+    this.events.show(`node=${encodeURIComponent(name)}`, range);
+  }
+
+  // A node can be repaired only now.
+  showRepair(name, node, own, broken, isKube) {
+    const isNow = !pastTime();
+    const isGone = Boolean(node?.gone);
+    if (isNow && (isGone || broken)) {
+      this.commands.show(nodeCommands(name, own, isKube), evictedText(own));
+    } else {
+      this.commands.show([]);
+    }
+    this.forget.element.hidden = !isGone || !isNow;
+  }
+
+  showPods(own, criteria, isKube) {
     const rows = holderRows(own, "pod");
     setText(this.podsTitle, groupsFor(isKube).pod);
     this.pods.hidden = !rows.length;
-    const columns = holderColumns("pod", rows, this.context, isKube).filter(
-      (column) => column.name !== "node",
-    );
-    if (rows.length) this.table.show(rows, columns, criteria.order || "gpus", (row) => row.key);
-    this.events.show(
-      `node=${encodeURIComponent(name)}`,
-      RANGES.indexOf(criteria.range) > RANGES.indexOf("24h") ? criteria.range : "24h",
-    );
+    if (!rows.length) return;
+    const all = holderColumns("pod", rows, this.context, isKube);
+    const columns = all.filter((column) => column.name !== "node");
+    this.table.show(rows, columns, criteria.order || "gpus", (row) => row.key);
   }
 }
 
-// Returns whether holders are pods, on all nodes or on the node `name`. On nodes without Kubernetes they are users and jobs.
+// Returns whether holders are pods, on all nodes or on the node `name`. On nodes without Kubernetes
+// they are users and jobs.
 export function hasPods(picture, name) {
+  if (name === undefined && picture.namespaces?.length) return true;
   const nodes = (picture.nodes ?? []).filter((node) => name === undefined || node.name === name);
-  const holders = nodes.flatMap((node) => (node.gpus ?? []).flatMap((gpu) => gpu.holders ?? []));
-  if (
-    name === undefined
-      ? (picture.namespaces ?? []).length
-      : holders.some((holder) => holder.namespace)
-  )
-    return true;
-  return picture.scope !== "node" && !holders.some((holder) => holder.user || holder.job);
+  const gpus = nodes.flatMap((node) => node.gpus ?? []);
+  const holders = gpus.flatMap((gpu) => gpu.holders ?? []);
+  if (name !== undefined && holders.some((holder) => holder.namespace)) return true;
+  const hasUsers = holders.some((holder) => holder.user || holder.job);
+  return picture.scope !== "node" && !hasUsers;
 }
 
 function factsOf(totals, memory, currency) {

@@ -2,12 +2,13 @@
 
 import { noneText, Question } from "./ask.js";
 import { pastTime, writeHash } from "./criteria.js";
-import { byId, h, place, setAttribute, setText } from "./dom.js";
+import { byId, h, place, setAttribute, setText, showText } from "./dom.js";
 import { aroundQuery, EventRows } from "./events.js";
-import { duration, localTimes, moment, UNKNOWN } from "./format.js";
-import { showText } from "./rows.js";
+import { duration, localInput, localTimes, moment, UNKNOWN } from "./format.js";
 
-const [MINUTE, HOUR, DAY] = [60, 3600, 86_400];
+const MINUTE = 60;
+const HOUR = 3600;
+const DAY = 86_400;
 /** @type {[number, string][]} */
 const AGES = [
   [5 * MINUTE, "5 minutes ago"],
@@ -33,7 +34,8 @@ const MOST_EVENTS = 8;
 const EVERY_SECONDS = 60;
 
 export class Past {
-  // `now()` returns the time by the server's clock. `onTime` is called with the chosen time; an empty text is now.
+  // `now()` returns the time by the server's clock. `onTime` is called with the chosen time; an
+  // empty text is now.
   constructor(now, onTime, onAnswer) {
     this.now = now;
     this.question = new Question(onAnswer);
@@ -52,9 +54,11 @@ export class Past {
     ]);
     this.choice.addEventListener("change", () => {
       const { value } = this.choice;
-      if (value === "other") this.input.hidden = false;
-      onTime(value ? String(Math.round(now() - (Number(value) || HOUR))) : "");
-      if (value === "other") this.input.focus();
+      const isOther = value === "other";
+      const age = isOther ? HOUR : Number(value);
+      if (isOther) this.input.hidden = false;
+      onTime(value ? String(Math.round(now() - age)) : "");
+      if (isOther) this.input.focus();
     });
     this.input.addEventListener("change", () => {
       const at = new Date(this.input.value).getTime() / 1000;
@@ -62,7 +66,8 @@ export class Past {
     });
   }
 
-  // `picture`: what the server has of this time; undefined while it is loading or if there is no record of it.
+  // `picture`: what the server has of this time; undefined while it is loading or if there is no
+  // record of it.
   show(criteria, view, picture) {
     const time = pastTime();
     const at = Number(time);
@@ -72,63 +77,67 @@ export class Past {
     setText(this.shown, time ? moment(at) : "");
     this.choice.value = time;
     byId("past-events").hidden = true;
-    if (!time) return this.question.forget();
-    const when = Number.isFinite(at) ? moment(at) : "";
-    const age = this.now() - at;
-    const valid =
-      age < 0
-        ? `${when} is in the future.`
-        : `${picture ? "You are looking at " : ""}${when}, ${duration(age)} ago.`;
-    setText(byId("past-time"), when && when !== UNKNOWN ? valid : "This is not a valid time.");
-    const mean = picture?.step_seconds
-      ? `Values are means over ${duration(picture.step_seconds)}.`
-      : "";
-    setText(
-      byId("past-about"),
-      view === "cost" && picture ? "The table has its own time range." : mean,
-    );
-    setAttribute(byId("past-now"), "href", writeHash(criteria, ""));
-    for (const [id, step] of Object.entries(STEPS)) {
-      const next = at + step;
-      byId(id).hidden = !(next > 0 && next < this.now());
-      setAttribute(byId(id), "href", writeHash(criteria, String(next)));
+    if (!time) {
+      this.question.forget();
+      return;
     }
+    setText(byId("past-time"), this.timeText(at, picture));
+    setText(byId("past-about"), picture ? aboutText(picture, view) : "");
+    this.linkTimes(at, criteria);
     if (document.activeElement !== this.input) this.input.value = localInput(at);
     if (picture && ["", "pods", "nodes"].includes(view)) this.showEvents(at);
   }
 
+  timeText(at, picture) {
+    const time = Number.isFinite(at) ? moment(at) : UNKNOWN;
+    const age = this.now() - at;
+    if (time === UNKNOWN) return "This is not a valid time.";
+    if (age < 0) return `${time} is in the future.`;
+    const start = picture ? "You are looking at " : "";
+    return `${start}${time}, ${duration(age)} ago.`;
+  }
+
+  linkTimes(at, criteria) {
+    setAttribute(byId("past-now"), "href", writeHash(criteria, ""));
+    for (const [id, step] of Object.entries(STEPS)) {
+      const other = at + step;
+      const isPast = other > 0 && other < this.now();
+      byId(id).hidden = !isPast;
+      setAttribute(byId(id), "href", writeHash(criteria, String(other)));
+    }
+  }
+
   showEvents(at) {
-    const { state, data, message } = this.question.want(
-      `api/v1/events?range=1h${aroundQuery()}`,
-      EVERY_SECONDS,
-    );
-    byId("past-events").hidden = state === "missing";
-    const events = (data?.events ?? [])
-      .toSorted((a, b) => Math.abs(a.at - at) - Math.abs(b.at - at))
-      .slice(0, MOST_EVENTS);
-    const more = (data?.events?.length ?? 0) - events.length;
-    const none = state === "ready" ? "No events within 30 minutes." : noneText(state, message, "");
-    showText(byId("past-none"), events.length ? "" : none);
-    showText(byId("past-more"), more > 0 ? `${more} more events within 30 minutes` : "");
+    const url = `api/v1/events?range=1h${aroundQuery()}`;
+    const answer = this.question.want(url, EVERY_SECONDS);
+    const all = answer.data?.events ?? [];
+    const distance = (event) => Math.abs(event.at - at);
+    const nearest = all.toSorted((a, b) => distance(a) - distance(b)).slice(0, MOST_EVENTS);
+    const more = all.length - nearest.length;
+    byId("past-events").hidden = answer.state === "missing";
+    const none = noneText(answer, "", "No events within 30 minutes.");
+    showText(byId("past-none"), nearest.length ? "" : none);
+    showText(byId("past-more"), more ? `${more} more events within 30 minutes` : "");
     setAttribute(byId("past-more"), "href", writeHash({ view: "events" }));
-    this.list.show(
-      events.toSorted((a, b) => b.at - a.at),
-      (event) => `Events ${event.at > at ? "after" : "until"} ${moment(at)}`,
+
+    const newestFirst = nearest.toSorted((a, b) => b.at - a.at);
+    const time = moment(at);
+    this.list.show(newestFirst, (event) =>
+      event.at > at ? `Events after ${time}` : `Events until ${time}`,
     );
   }
+}
+
+function aboutText({ step_seconds: seconds }, view) {
+  if (view === "cost") return "The table has its own time range.";
+  return seconds ? `Values are means over ${duration(seconds)}.` : "";
 }
 
 // Returns the server's reason why there is no view of a time, with a link to the next record.
 export function rejection({ failure: reason, facts }, criteria) {
   if (facts.parameter === "at") return ["Choose another time above, or go back to now."];
   const next = facts.next_record_at;
-  const link = next ? h("a", { href: writeHash(criteria, String(next)) }, "Go to this record") : "";
-  return [`${localTimes(reason)}${next ? ". " : ""}`, link];
-}
-
-// Formats a time for an input of the type datetime-local.
-function localInput(unix) {
-  const at = new Date(unix * 1000);
-  if (Number.isNaN(at.getTime())) return "";
-  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
+  if (!next) return [localTimes(reason)];
+  const link = h("a", { href: writeHash(criteria, String(next)) }, "Go to this record");
+  return [`${localTimes(reason)}. `, link];
 }

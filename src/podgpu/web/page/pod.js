@@ -4,18 +4,20 @@ import { noneText, Question } from "./ask.js";
 import { jobHash, pastRange, pastTime, podDevices, RANGES } from "./criteria.js";
 import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
 import { OwnEvents } from "./events.js";
-import { duration, energy, memory, parts, percent, perHour, plural, watts } from "./format.js";
-import { ownMemory, ownPower, ownUtilization } from "./history.js";
-import { lineName } from "./job.js";
+import { duration, energy, gpuCount, memory, percent, plural, watts } from "./format.js";
+import { heldTotals, idleAndCost } from "./held.js";
+import { linesOf } from "./job.js";
 import { Summary } from "./summary.js";
 import { Tile } from "./tile.js";
 import { NO_HISTORY, Timeline } from "./timeline.js";
 import { Engines } from "./tokens.js";
-import { Mean, Sum, Waste } from "./totals.js";
+import { Sum } from "./totals.js";
 
 const EVERY_SECONDS = 10;
 const HOUR = 3600;
 const LIFE = "whole run";
+const NONE_NOW = "This pod holds no GPU now.";
+const NONE_THEN = "This pod held no GPU at this time.";
 
 export class PodView {
   constructor(context, onAnswer) {
@@ -32,13 +34,8 @@ export class PodView {
     this.grid = h("div", { class: "tiles" });
     this.back = h("a", { href: "#", class: "back" }, "All GPUs");
     this.timeline = new Timeline(({ pod, cluster }) => ({ pod, cluster }), [...RANGES, LIFE]);
-    const title = h(
-      "h2",
-      { class: "pod-title" },
-      this.namespace,
-      h("span", { class: "slash" }, "/"),
-      this.name,
-    );
+    const slash = h("span", { class: "slash" }, "/");
+    const title = h("h2", { class: "pod-title" }, this.namespace, slash, this.name);
     this.element = h(
       "div",
       { class: "pod" },
@@ -62,40 +59,34 @@ export class PodView {
   // `back` is the target of "All GPUs".
   show(devices, criteria, back) {
     setAttribute(this.back, "href", back);
-    const path = criteria.pod;
-    const { cluster } = criteria;
+    const { pod: path, cluster } = criteria;
     const [namespace, pod] = splitPath(path);
+    const isOwn = (holder) => holder.pod === pod && holder.namespace === namespace;
+    const ownDevices = podDevices(devices, namespace, pod, cluster);
+    const held = ownDevices.flatMap((device) =>
+      device.holders.filter(isOwn).map((holder) => ({ device, holder })),
+    );
     if (path !== this.path || cluster !== this.cluster) this.tiles = new Map();
     this.path = path;
     this.cluster = cluster;
     setText(this.namespace, plain([cluster, namespace].filter(Boolean).join("/")));
     setText(this.name, plain(pod));
-    const isOwn = (holder) => holder.pod === pod && holder.namespace === namespace;
-    const held = podDevices(devices, namespace, pod, cluster);
-    this.none.hidden = held.length > 0;
-    setText(
-      this.none,
-      pastTime() ? "This pod held no GPU at this time." : "This pod holds no GPU now.",
-    );
-    this.facts.hidden = !held.length;
-    this.tiles = new Map(held.map((device) => [device.key, this.tile(device, isOwn)]));
-    this.engines.show(
-      held.flatMap((device) => device.holders.filter(isOwn).map((holder) => [device, holder])),
-    );
-    place(
-      this.grid,
-      [...this.tiles.values()].map((tile) => tile.element),
-    );
-    const clusters = new Set(held.map((device) => device.cluster));
-    const isOne = clusters.size === 1 && devices.some((device) => device.cluster);
-    this.showHistory(
-      held,
-      namespace,
-      pod,
-      criteria,
-      isOne ? [...clusters][0] : cluster || undefined,
-    );
-    place(this.facts, factsOf(held, isOwn, this.context, !this.summary.life));
+    this.none.hidden = ownDevices.length > 0;
+    setText(this.none, pastTime() ? NONE_THEN : NONE_NOW);
+    this.showTiles(ownDevices, isOwn);
+    this.engines.show(held.map(({ holder }) => holder));
+    this.showHistory(ownDevices, namespace, pod, criteria, clusterOf(devices, ownDevices, cluster));
+
+    // A summary already shows energy and busy time since the pod's start.
+    const isAll = !this.summary.life;
+    this.facts.hidden = !ownDevices.length;
+    place(this.facts, factsOf(held, this.context, isAll));
+  }
+
+  showTiles(devices, isOwn) {
+    this.tiles = new Map(devices.map((device) => [device.key, this.tile(device, isOwn)]));
+    const elements = [...this.tiles.values()].map((tile) => tile.element);
+    place(this.grid, elements);
   }
 
   tile(device, isOwn) {
@@ -107,43 +98,52 @@ export class PodView {
   // Returns the range of the charts. Undefined while it is not known when the pod started.
   chooseRange(wanted, isHolding) {
     const { life, isWaiting } = this.summary;
-    let range = isHolding ? pastRange(this.context.clock()) : LIFE;
-    if ([...RANGES, LIFE].includes(wanted)) range = wanted;
+    const usual = isHolding ? pastRange(this.context.clock()) : LIFE;
+    const range = [...RANGES, LIFE].includes(wanted) ? wanted : usual;
     if (range !== LIFE || life) return range;
     return isWaiting ? undefined : RANGES[0];
   }
 
-  showHistory(held, namespace, pod, criteria, cluster) {
+  showHistory(devices, namespace, pod, criteria, cluster) {
     const name = [namespace, pod].map(encodeURIComponent).join("/");
-    this.summary.show(name, kindOf(held));
-    const chosen = this.chooseRange(criteria.range, held.length > 0);
-    if (!chosen) return this.timeline.showNone("Loading");
-
+    this.summary.show(name, kindOf(devices));
+    const chosen = this.chooseRange(criteria.range, devices.length > 0);
+    if (!chosen) {
+      this.timeline.showNone("Loading");
+      return;
+    }
     this.timeline.showRange(chosen, criteria);
     const { life } = this.summary;
     const isLife = chosen === LIFE;
     const range = isLife ? `${Math.ceil((this.context.clock() - life[0]) / HOUR)}h` : chosen;
-    const ofCluster = cluster === undefined ? "" : `&cluster=${encodeURIComponent(cluster)}`;
     this.events.show(`pod=${encodeURIComponent(criteria.pod)}`, range);
-    const { state, data, message } = this.past.want(
-      `api/v1/history/pods/${name}?range=${range}${ofCluster}`,
-      EVERY_SECONDS,
-    );
-    if (state !== "ready") return this.timeline.showNone(noneText(state, message, NO_HISTORY));
-    const devices = Array.isArray(data.devices) ? data.devices : [];
-    const several = new Set(devices.map((device) => device.node)).size > 1;
-    const lines = devices.map((device) => ({
-      name: lineName(device, several),
-      series: device.series,
-    }));
-    this.timeline.show(data, lines, undefined, isLife ? [life[0], life[1] ?? data.to] : undefined);
+
+    const ofCluster = cluster === undefined ? "" : `&cluster=${encodeURIComponent(cluster)}`;
+    const url = `api/v1/history/pods/${name}?range=${range}${ofCluster}`;
+    const answer = this.past.want(url, EVERY_SECONDS);
+    const { data } = answer;
+    if (answer.state !== "ready") {
+      this.timeline.showNone(noneText(answer, NO_HISTORY));
+      return;
+    }
+    const recorded = Array.isArray(data.devices) ? data.devices : [];
+    const shownLife = isLife ? [life[0], life[1] ?? data.to] : undefined;
+    this.timeline.show(data, linesOf(recorded), undefined, shownLife);
   }
 }
 
+// Returns the cluster for the query of the history; undefined if there is only one.
+function clusterOf(devices, ownDevices, chosen) {
+  const clusters = new Set(ownDevices.map((device) => device.cluster));
+  const hasClusters = devices.some((device) => device.cluster);
+  if (hasClusters && clusters.size === 1) return ownDevices[0].cluster;
+  return chosen || undefined;
+}
+
 // Returns what a use of 100 % refers to.
-function kindOf(held) {
-  if (!held.length) return "GPU or MIG instance";
-  return held.every((device) => device.parts.length) ? "MIG instance" : "GPU";
+function kindOf(devices) {
+  if (!devices.length) return "GPU or MIG instance";
+  return devices.every((device) => device.parts.length) ? "MIG instance" : "GPU";
 }
 
 // Splits NAMESPACE/POD at the first slash, because an invalid pod name may contain a slash.
@@ -152,48 +152,33 @@ function splitPath(path) {
   return at < 0 ? ["", path] : [path.slice(0, at), path.slice(at + 1)];
 }
 
-// `isAll`: true if there is no summary. A summary already shows energy and busy time since the pod's start.
-function factsOf(held, isOwn, context, isAll) {
-  const own = held.flatMap((device) =>
-    device.holders.filter(isOwn).map((holder) => [device, holder]),
-  );
-  const current = own.filter(([device]) => !device.gone);
-  const busy = new Mean();
-  for (const [device, holder] of current) busy.add(ownUtilization(device, holder), holder.amount);
-  const used = sum(current, ([device, holder]) => ownMemory(device, holder));
-  const since = own.map(([, holder]) => holder.idleSince);
-  const idle =
-    since.length && since.every((at) => at !== undefined) ? Math.max(...since) : undefined;
-  const power = sum(current, ([device, holder]) => ownPower(device, holder));
-  const amount = own.reduce((total, [, holder]) => total + holder.amount, 0);
-  const cost = sum(own, ([, holder]) => holder.cost);
-  const waste = new Waste();
-  for (const [, holder] of own) waste.add(holder.waste);
-  const currency = context.prices();
-  const [, first] = own[0] ?? [];
-  const unknown = own.map(([, holder]) => holder.unknownBecause).find(Boolean);
-  return [
-    first?.owner && fact("Owner", ownerLink(first)),
-    fact(
-      "Holds",
-      `${gpuText(amount)} on ${plural(new Set(held.map((device) => device.node)).size, "node")}`,
-    ),
-    fact(
-      `Use of the ${own.every(([, holder]) => holder.part) ? "MIG instance" : "GPU"}${pastTime() ? "" : " now"}`,
-      unknown ?? percent(busy.value),
-    ),
-    fact("Memory used", memory(used.known ? used.total : undefined)),
-    fact("Power", watts(power.known && power.known === own.length ? power.total : undefined)),
-    isAll && known(own, "busySeconds", "Busy since start", duration),
-    isAll && known(own, "energy", "Energy since start", energy),
-    idle !== undefined && fact("Idle for", duration(context.now() - idle)),
-    cost.known > 0 && fact("Cost", perHour(cost.total, currency)),
-    waste.total > 0 && fact("Wasted", waste.fullText(perHour, currency)),
-  ].filter(Boolean);
+// `isAll`: with energy and busy time since the pod's start.
+function factsOf(held, context, isAll) {
+  const totals = heldTotals(held);
+  const facts = [];
+  const first = held[0]?.holder;
+  if (first?.owner) facts.push(fact("Owner", ownerLink(first)));
+
+  const nodes = new Set(held.map(({ device }) => device.node));
+  facts.push(fact("Holds", `${gpuCount(totals.gpus)} on ${plural(nodes.size, "node")}`));
+  facts.push(useFact(held, totals));
+  facts.push(fact("Memory used", memory(totals.memory.value)));
+  const isPowerKnown = totals.power.known === held.length;
+  facts.push(fact("Power", watts(isPowerKnown ? totals.power.value : undefined)));
+  if (isAll) {
+    const busy = addUp(held, "busySeconds");
+    const joules = addUp(held, "energy");
+    if (busy !== undefined) facts.push(fact("Busy since start", duration(busy)));
+    if (joules !== undefined) facts.push(fact("Energy since start", energy(joules)));
+  }
+  return [...facts, ...idleAndCost(totals, context, "Wasted")];
 }
 
-function gpuText(amount) {
-  return `${parts(amount)} ${amount === 1 ? "GPU" : "GPUs"}`;
+function useFact(held, { busy }) {
+  const unit = held.every(({ holder }) => holder.part) ? "MIG instance" : "GPU";
+  const title = `Use of the ${unit}`;
+  const reason = held.map(({ holder }) => holder.unknownBecause).find(Boolean);
+  return fact(pastTime() ? title : `${title} now`, reason ?? percent(busy.value));
 }
 
 // Links to the page of all pods of the same owner.
@@ -201,13 +186,8 @@ function ownerLink(holder) {
   return h("a", { href: jobHash(holder) }, h("bdi", {}, plain(holder.owner)));
 }
 
-function known(own, name, title, write) {
-  const all = sum(own, ([, holder]) => holder[name]);
-  return all.known ? fact(title, write(all.total)) : false;
-}
-
-function sum(of, value) {
-  const found = new Sum();
-  for (const member of of) found.add(value(member));
-  return found;
+function addUp(held, name) {
+  const sum = new Sum();
+  for (const { holder } of held) sum.add(holder[name]);
+  return sum.value;
 }

@@ -1,10 +1,11 @@
-// Shows the pods that wait for GPUs: one line per reason, with the idle pods that could make room. The server makes all texts.
+// Shows the pods that wait for GPUs: one line per reason, with the idle pods that could make room.
+// The server makes all texts.
 
 import { noneText, Question } from "./ask.js";
 import { pastTime, podHash, wordsOf } from "./criteria.js";
 import { fact, h, place, plain, setText } from "./dom.js";
-import { count, duration, parts, perHour, plural } from "./format.js";
-import { Table } from "./table.js";
+import { count, dotted, duration, gpuCount, parts, perHour, plural } from "./format.js";
+import { sortableTable, Table } from "./table.js";
 
 const EVERY_SECONDS = 15;
 const COUNT_SECONDS = 60; // in other views, which show only the number of pods
@@ -38,11 +39,14 @@ const TITLES = {
   fits: "Fits now",
   many: "Not explained",
 };
-const MISSING =
-  "This server does not read pods that wait for GPUs: its podgpu is older than this page, or it is an exporter.";
+const MISSING = [
+  "This server does not read pods that wait for GPUs:",
+  "its podgpu is older than this page, or it is an exporter.",
+].join(" ");
 const PATH = "api/v1/queue";
 const NO_PAST = "The queue has no history: it shows only now.";
 const NOBODY = "No pod waits for GPUs.";
+const CLOSED_HINT = "On nodes that are cordoned or not ready. Not in the other columns";
 
 export class Queue {
   constructor(onAnswer) {
@@ -77,20 +81,22 @@ export class Queue {
   // Returns the number of pods that wait, for the tab. Undefined if it is not known.
   count(isShown) {
     if (pastTime() || this.isMissing) return undefined;
-    const { state, data } = this.question.want(PATH, isShown ? EVERY_SECONDS : COUNT_SECONDS);
-    this.isMissing = !isShown && state === "missing"; // the view asks again
+    const every = isShown ? EVERY_SECONDS : COUNT_SECONDS;
+    const { state, data } = this.question.want(PATH, every);
+    // The view asks again.
+    this.isMissing = !isShown && state === "missing";
     return state === "ready" ? (data.pods ?? 0) : undefined;
   }
 
   show(criteria) {
-    const { state, data, message } = pastTime() ? past() : this.question.want(PATH, EVERY_SECONDS);
+    /** @type {import("./ask.js").Answer} */
+    const past = { state: "missing", message: NO_PAST };
+    const answer = pastTime() ? past : this.question.want(PATH, EVERY_SECONDS);
+    const { data } = answer;
     const groups = (data?.groups ?? []).filter((group) => isMatch(group, criteria));
     this.current = { data, groups, key: JSON.stringify([criteria.q, criteria.ns]) };
-    const none = data?.groups?.length
-      ? "No waiting pod matches the filter."
-      : hiddenText(data) || NOBODY;
     this.message.hidden = groups.length > 0;
-    setText(this.message, state === "ready" ? none : noneText(state, message, MISSING));
+    setText(this.message, noneText(answer, MISSING, emptyText(data)));
     this.draw();
   }
 
@@ -98,24 +104,25 @@ export class Queue {
   draw() {
     const { data, groups, key } = this.current;
     if (data === this.drawn && key === this.drawnKey) return;
-    const opened = new Set(
-      [...this.list.querySelectorAll("details[open]")].map((each) => each.dataset.key),
-    );
+    const opened = [...this.list.querySelectorAll("details[open]")];
+    const openedKeys = new Set(opened.map((details) => details.dataset.key));
     this.drawn = data;
     this.drawnKey = key;
     place(this.sums, data ? sumsOf(data) : []);
-    place(
-      this.list,
-      groups.slice(0, this.limit).map((group) => lineOf(group, data, opened)),
-    );
-    this.more.hidden = groups.length <= this.limit;
-    setText(this.more, `Show more: ${plural(groups.length - this.limit, "line")} left`);
+    const shown = groups.slice(0, this.limit);
+    const elements = shown.map((group) => lineElement(group, data, openedKeys));
+    place(this.list, elements);
+    const left = groups.length - this.limit;
+    this.more.hidden = left <= 0;
+    setText(this.more, `Show more: ${plural(left, "line")} left`);
     this.freeSection.hidden = !data?.free?.length;
     this.showFree(this.free.order ?? "-resource");
-    const omitted = data?.omitted_pods
-      ? [`${plural(data.omitted_pods, "pod")} with other reasons are not listed`]
-      : [];
-    setText(this.notes, [...(data?.notes ?? []).map(plain), ...omitted].join(" \u00b7 "));
+
+    const notes = (data?.notes ?? []).map(plain);
+    if (data?.omitted_pods) {
+      notes.push(`${plural(data.omitted_pods, "pod")} with other reasons are not listed`);
+    }
+    setText(this.notes, dotted(notes));
   }
 
   showFree(order) {
@@ -133,127 +140,122 @@ export class Queue {
       number("total", "All"),
       number("largest", "Most on one node", "The largest number that is free on one node"),
       { name: "nodes", title: "Nodes", value: (row) => row.nodes, write: count },
-      number(
-        "closed",
-        "Free on closed nodes",
-        "On nodes that are cordoned or not ready. Not in the other columns",
-      ),
     ];
     const rows = this.drawn?.free ?? [];
-    if (!rows.some((row) => row.closed)) columns.pop();
+    if (rows.some((row) => row.closed)) {
+      columns.push(number("closed", "Free on closed nodes", CLOSED_HINT));
+    }
     this.free.show(rows, columns, order, (row) => `${row.resource}\n${row.model ?? ""}`);
   }
 }
 
-/** @returns {import("./ask.js").Answer} */
-function past() {
-  return { state: "missing", message: NO_PAST };
-}
-
-function hiddenText(data) {
-  return data?.hidden_pods
-    ? `${plural(data.hidden_pods, "pod")} wait in namespaces that you may not see.`
-    : "";
+// Says why no line is shown.
+function emptyText(data) {
+  const hidden = data?.hidden_pods;
+  if (data?.groups?.length) return "No waiting pod matches the filter.";
+  if (!hidden) return NOBODY;
+  return `${plural(hidden, "pod")} wait in namespaces that you may not see.`;
 }
 
 function isMatch(group, { q, ns }) {
   const words = wordsOf(q);
-  const text = (pod) =>
-    `${nameOf(pod)}\n${ownerOf(pod) ?? ""}\n${group.needs.map((need) => need.resource).join("\n")}`.toLowerCase();
-  return group.examples.some(
-    (pod) => (!ns || pod.namespace === ns) && words.every((word) => text(pod).includes(word)),
-  );
+  const resources = group.needs.map((need) => need.resource);
+  return group.examples.some((pod) => {
+    if (ns && pod.namespace !== ns) return false;
+    const text = [nameOf(pod), ownerOf(pod) ?? "", ...resources].join("\n").toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
 }
 
 function sumsOf(data) {
-  const facts = [
-    fact("Waiting", plural(data.pods ?? 0, "pod")),
-    fact("GPUs they need", parts(data.gpus ?? 0)),
-  ];
+  const { pods = 0, gpus = 0, hidden_pods: hidden, hidden_gpus: hiddenGpus = 0 } = data;
   const [oldest] = data.groups ?? [];
+  const facts = [fact("Waiting", plural(pods, "pod")), fact("GPUs they need", parts(gpus))];
   if (oldest) facts.push(fact("Longest", duration(data.taken_at - oldest.since)));
-  if (data.hidden_pods)
-    facts.push(
-      fact(
-        "In other namespaces",
-        `${plural(data.hidden_pods, "pod")}, ${parts(data.hidden_gpus ?? 0)} GPUs`,
-      ),
-    );
+  if (hidden) {
+    const text = `${plural(hidden, "pod")}, ${parts(hiddenGpus)} GPUs`;
+    facts.push(fact("In other namespaces", text));
+  }
   return facts;
 }
 
-function lineOf(group, data, opened) {
+// `openedKeys`: keys of the lines that are open.
+function lineElement(group, data, openedKeys) {
   const [cause, ...others] = group.reasons;
   const key = JSON.stringify([cause.key, group.examples[0], group.needs]);
-  const title = TITLES[cause.key] ?? plain(cause.key);
-  const more = group.pods - (group.examples[0].pods ?? 1);
-  const names =
-    more > 0
-      ? `${nameOf(group.examples[0])} and ${plural(more, "pod")} more`
-      : nameOf(group.examples[0]);
-  const gain = `${parts(group.gpus)} ${group.gpus === 1 ? "GPU" : "GPUs"}, ${duration(data.taken_at - group.since)}`;
-  const head = h(
-    "summary",
-    {},
-    h(
-      "span",
-      { class: `saving-kind queue-kind queue-${cause.key === "fits" ? "fits" : "waits"}` },
-      title,
-    ),
-    h("bdi", { class: "saving-names" }, names),
-    h("span", { class: "saving-gain" }, gain),
-    h("span", { class: "queue-cause" }, plain(cause.says)),
-    group.message
-      ? h(
-          "span",
-          { class: "queue-cause queue-message" },
-          `${speakerOf(group)}: ${plain(group.message)}`,
-        )
-      : undefined,
-  );
-  const body = [
+  const details = h(
+    "details",
+    { "data-key": key, open: openedKeys.has(key) },
+    headElement(group, cause, data),
     h("p", { class: "queue-do" }, plain(cause.do ?? "")),
     otherReasons(others),
     unblocking(group, data),
     factsOf(group),
     podsOf(group, data),
-  ];
-  const details = h("details", { "data-key": key, open: opened.has(key) }, head, ...body);
+  );
   return h("li", {}, details);
+}
+
+function headElement(group, cause, data) {
+  const title = TITLES[cause.key] ?? plain(cause.key);
+  const kind = cause.key === "fits" ? "queue-fits" : "queue-waits";
+  const size = `${gpuCount(group.gpus)}, ${duration(data.taken_at - group.since)}`;
+  const head = h(
+    "summary",
+    {},
+    h("span", { class: `saving-kind queue-kind ${kind}` }, title),
+    h("bdi", { class: "saving-names" }, namesText(group)),
+    h("span", { class: "saving-gain" }, size),
+    h("span", { class: "queue-cause" }, plain(cause.says)),
+  );
+  if (group.message) {
+    const text = `${speakerOf(group)}: ${plain(group.message)}`;
+    head.append(h("span", { class: "queue-cause queue-message" }, text));
+  }
+  return head;
+}
+
+function namesText({ examples: [first], pods }) {
+  // One row may stand for several pods.
+  const others = pods - (first.pods ?? 1);
+  if (others <= 0) return nameOf(first);
+  return `${nameOf(first)} and ${plural(others, "pod")} more`;
 }
 
 function otherReasons(reasons) {
   if (!reasons.length) return undefined;
-  const items = reasons.map((reason) =>
-    h("li", {}, [plain(reason.says), plain(reason.do ?? "")].filter(Boolean).join(" ")),
-  );
+  const items = reasons.map((reason) => {
+    const texts = [plain(reason.says), plain(reason.do ?? "")];
+    return h("li", {}, texts.filter(Boolean).join(" "));
+  });
   return h("section", {}, h("h2", {}, "Other nodes"), h("ul", { class: "marks" }, ...items));
 }
 
 function unblocking(group, data) {
   if (!group.unblock?.length) return undefined;
-  const items = group.unblock.map((option) => {
-    const cost =
-      option.cost_per_hour === undefined ? "" : `, ${perHour(option.cost_per_hour, data.currency)}`;
-    const pods = option.pods.flatMap((pod, i) => [i ? "; " : "", ...idlePod(pod, data)]);
-    return h("li", {}, h("span", {}, h("bdi", {}, plain(option.node)), ": ", ...pods, cost));
+  const items = group.unblock.map((option) => unblockLine(option, data));
+  const title = h("h2", {}, "Idle pods: it would fit if all of a line ended");
+  return h("section", {}, title, h("ul", { class: "marks" }, ...items));
+}
+
+function unblockLine({ node, pods, cost_per_hour: cost }, data) {
+  const line = h("span", {}, h("bdi", {}, plain(node)), ": ");
+  pods.forEach((pod, i) => {
+    if (i > 0) line.append("; ");
+    line.append(...idlePod(pod, data));
   });
-  return h(
-    "section",
-    {},
-    h("h2", {}, "Idle pods: it would fit if all of a line ended"),
-    h("ul", { class: "marks" }, ...items),
-  );
+  if (cost !== undefined) line.append(`, ${perHour(cost, data.currency)}`);
+  return h("li", {}, line);
 }
 
 function idlePod(pod, data) {
+  const { namespace = "", pod: name = "", gpus = 0, hidden } = pod;
   const owner = ownerOf(pod);
-  const idle = `${owner ? ` (${owner})` : ""}, ${parts(pod.gpus ?? 0)} ${pod.gpus === 1 ? "GPU" : "GPUs"} idle for ${duration(data.taken_at - pod.idle_since)}`;
-  if (pod.hidden) return [`a pod that you may not see${idle}`];
-  return [
-    h("a", { href: podHash(pod.namespace ?? "", pod.pod ?? "", "") }, h("bdi", {}, nameOf(pod))),
-    idle,
-  ];
+  const idle = `${gpuCount(gpus)} idle for ${duration(data.taken_at - pod.idle_since)}`;
+  const text = owner ? ` (${owner}), ${idle}` : `, ${idle}`;
+  if (hidden) return [`a pod that you may not see${text}`];
+  const link = h("a", { href: podHash(namespace, name, "") }, h("bdi", {}, nameOf(pod)));
+  return [link, text];
 }
 
 function factsOf(group) {
@@ -267,33 +269,22 @@ function speakerOf(group) {
 }
 
 function podsOf(group, data) {
-  const table = new Table(
-    "Waiting pods of this line",
-    (order) => {
-      const [rows, columns, , keyOf] = table.shown;
-      table.show(rows, columns, order, keyOf);
-    },
-    false,
-  );
+  const waitOf = (pod) => data.taken_at - pod.since;
   const columns = [
     { name: "pod", title: "Pod", value: nameOf },
     { name: "owner", title: "Owner", value: ownerOf },
     { name: "pods", title: "Pods", value: (pod) => pod.pods ?? 1, write: count },
-    {
-      name: "since",
-      title: "Waits for",
-      value: (pod) => data.taken_at - pod.since,
-      write: duration,
-    },
+    { name: "since", title: "Waits for", value: waitOf, write: duration },
   ];
+  const table = sortableTable("Waiting pods of this line");
   table.show(group.examples, columns, "since", nameOf);
   return table.element;
 }
 
 // The name of a pod, or kind and name of the object that stands for pods.
 function nameOf({ namespace, pod, kind }) {
-  const name = [namespace, pod].filter(Boolean).join("/");
-  return plain(kind ? `${kind} ${name}` : name);
+  const path = [namespace, pod].filter(Boolean).join("/");
+  return plain([kind, path].filter(Boolean).join(" "));
 }
 
 function ownerOf({ owner }) {

@@ -1,11 +1,15 @@
-// The tab Waste: what is wasted, by whom, and which GPUs could be given back, and what the pods would notice: one line per recommendation, with the figures of its pods.
+// The tab Waste: what is wasted, by whom, which GPUs could be given back, and what the pods would
+// notice: one line per recommendation, with the figures of its pods.
 
 import { noneText, Question } from "./ask.js";
-import { podHash, wordsOf, writeHash } from "./criteria.js";
-import { fact, h, place, plain, setAttribute, setText } from "./dom.js";
+import { isOfScope, podHash, wordsOf, writeHash } from "./criteria.js";
+import { fact, h, place, plain, setAttribute, setTab, setText, tabs } from "./dom.js";
 import {
   amount,
+  dotted,
   duration,
+  gpuCount,
+  listed,
   localTimes,
   memory,
   money,
@@ -14,9 +18,9 @@ import {
   plural,
   span,
   totalMoney,
-  UNKNOWN,
 } from "./format.js";
-import { Table } from "./table.js";
+import { filledColumns, sortableTable } from "./table.js";
+import { sumOf } from "./totals.js";
 import { WasteSummary } from "./waste.js";
 
 const EVERY_SECONDS = 300; // the figures change every 5 minutes
@@ -31,12 +35,16 @@ const MEANINGS = {
   pack: "Free GPUs that no requested size fits, with moves that bring them together",
 };
 const MISSING = "This server computes no savings: its podgpu is older than this page.";
-const SHORT_UNKNOWN = "There is nothing to recommend from this range.";
+const MOST_NAMES = 3;
+const SHARED_TITLE = "Pods that share GPUs already";
+const SHARED_ABOUT = "What the model predicts from their busy time, and what was measured.";
+const NOTHING = "There is nothing to recommend from this range.";
 
 export class Savings {
   constructor(onAnswer) {
     this.question = new Question(onAnswer);
     this.limit = AT_ONCE;
+    this.waste = new WasteSummary(onAnswer);
     this.ranges = RANGES.map((range) => h("a", {}, range));
     this.kinds = Object.entries(KINDS).map(([name, title]) =>
       h("a", { title: MEANINGS[name] }, title),
@@ -51,27 +59,27 @@ export class Savings {
     this.leftList = h("ul", { class: "marks" });
     this.left = h("details", { class: "under-used" }, this.leftSummary, this.leftList);
     this.sharedAbout = h("p", { class: "about" });
-    this.sharedTable = sortable("Pods that share GPUs already");
-    this.shared = h(
-      "section",
-      {},
-      h("h2", {}, "Pods that share GPUs already"),
-      this.sharedAbout,
-      this.sharedTable.element,
-    );
+    this.sharedTable = sortableTable(SHARED_TITLE);
+    this.shared = h("section", {}, h("h2", {}, SHARED_TITLE), this.sharedAbout);
+    this.shared.append(this.sharedTable.element);
     this.notes = h("p", { class: "message" });
-    const tabs = (label, links) => h("nav", { class: "tabs", "aria-label": label }, ...links);
-    this.waste = new WasteSummary(onAnswer);
-    const head = h("div", { class: "table-head" }, tabs("Range", this.ranges));
-    const kinds = h("div", { class: "table-head" }, tabs("Kind", this.kinds), this.about, this.csv);
-    const title = h("h2", { class: "savings-title" }, "What could be given back?");
-    this.element = h(
+    this.element = this.makeElement();
+    this.more.addEventListener("click", () => {
+      this.limit += AT_ONCE;
+      this.drawn = undefined;
+      this.draw();
+    });
+  }
+
+  makeElement() {
+    const kinds = tabs("Kind", this.kinds);
+    return h(
       "div",
       { class: "savings" },
-      head,
+      h("div", { class: "table-head" }, tabs("Range", this.ranges)),
       this.waste.element,
-      title,
-      kinds,
+      h("h2", { class: "savings-title" }, "What could be given back?"),
+      h("div", { class: "table-head" }, kinds, this.about, this.csv),
       this.sums,
       this.message,
       this.list,
@@ -80,11 +88,6 @@ export class Savings {
       this.shared,
       this.notes,
     );
-    this.more.addEventListener("click", () => {
-      this.limit += AT_ONCE;
-      this.drawn = undefined;
-      this.draw();
-    });
   }
 
   leave() {
@@ -96,37 +99,41 @@ export class Savings {
   show(criteria, waiting) {
     const range = RANGES.includes(criteria.range) ? criteria.range : "7d";
     const kind = criteria.by in KINDS ? criteria.by : "";
-    const here = {
-      view: "savings",
-      q: criteria.q,
-      cluster: criteria.cluster,
-      ns: criteria.ns,
-      range,
-      by: kind,
-    };
-    RANGES.forEach((other, i) => mark(this.ranges[i], { ...here, range: other }, other === range));
-    Object.keys(KINDS).forEach((other, i) =>
-      mark(this.kinds[i], { ...here, by: other }, other === kind),
-    );
+    this.linkTabs(criteria, range, kind);
     const url = `api/v1/savings?range=${range}`;
     setAttribute(this.csv, "href", `${url}&format=csv`);
-    const { state, data, message } = this.question.want(url, EVERY_SECONDS);
+    const answer = this.question.want(url, EVERY_SECONDS);
+    const { data } = answer;
     this.waste.show(range, criteria, waiting, data);
-    const lines = (data?.advice ?? []).filter((line) => isMatch(line, kind, criteria));
-    const isFiltered = Boolean(criteria.q || criteria.cluster || criteria.ns || kind);
-    this.current = {
-      data,
-      lines,
-      key: JSON.stringify([kind, criteria.q, criteria.cluster, criteria.ns]),
-    };
-    const none = data?.advice?.length && isFiltered ? "No line matches the filter." : SHORT_UNKNOWN;
+
+    const { q, cluster, ns } = criteria;
+    const all = data?.advice ?? [];
+    const lines = all.filter((line) => isMatch(line, kind, criteria));
+    this.current = { data, lines, key: JSON.stringify([kind, q, cluster, ns]) };
+    // The first note says what is missing.
+    this.isShort = data?.computed === false;
     this.message.hidden = lines.length > 0;
-    this.isShort = data?.computed === false; // the first note says what is missing
-    const reason = this.isShort ? localTimes(data.notes?.[0] ?? SHORT_UNKNOWN) : none;
-    setText(this.message, state === "ready" ? reason : noneText(state, message, MISSING));
-    this.csv.hidden = !data?.advice?.length;
+    setText(this.message, noneText(answer, MISSING, this.emptyText()));
+    this.csv.hidden = !all.length;
     setText(this.about, data ? span(data.from, data.to) : "");
     this.draw();
+  }
+
+  linkTabs({ q, cluster, ns }, range, kind) {
+    const here = { view: "savings", q, cluster, ns, range, by: kind };
+    RANGES.forEach((other, i) => {
+      setTab(this.ranges[i], writeHash({ ...here, range: other }), other === range);
+    });
+    Object.keys(KINDS).forEach((other, i) => {
+      setTab(this.kinds[i], writeHash({ ...here, by: other }), other === kind);
+    });
+  }
+
+  // Says why there is no line.
+  emptyText() {
+    const { data } = this.current;
+    if (this.isShort) return localTimes(data.notes?.[0] ?? NOTHING);
+    return data?.advice?.length ? "No line matches the filter." : NOTHING;
   }
 
   // Draws only new data, so that opened lines stay open.
@@ -136,106 +143,86 @@ export class Savings {
     this.drawn = data;
     this.drawnKey = key;
     place(this.sums, data && !this.isShort ? sumsOf(data) : []);
-    place(
-      this.list,
-      lines.slice(0, this.limit).map((line) => lineOf(line, data)),
-    );
-    this.more.hidden = lines.length <= this.limit;
-    setText(this.more, `Show more: ${plural(lines.length - this.limit, "line")} left`);
+    const elements = lines.slice(0, this.limit).map((line) => lineElement(line, data));
+    place(this.list, elements);
+    const left = lines.length - this.limit;
+    this.more.hidden = left <= 0;
+    setText(this.more, `Show more: ${plural(left, "line")} left`);
     this.showLeft(data?.left_out ?? []);
     this.showShared(data);
-    setText(
-      this.notes,
-      (data?.notes ?? [])
-        .slice(this.isShort ? 1 : 0)
-        .map(localTimes)
-        .join(" \u00b7 "),
-    );
+    const notes = data?.notes ?? [];
+    // The message above has the first note.
+    const others = this.isShort ? notes.slice(1) : notes;
+    setText(this.notes, dotted(others.map(localTimes)));
   }
 
+  // Shows the pods without a recommendation, by reason.
   showLeft(rows) {
     this.left.hidden = !rows.length;
-    const pods = rows.reduce((sum, row) => sum + row.pods, 0);
+    const pods = sumOf(rows.map((row) => row.pods));
     setText(this.leftSummary, `${plural(pods, "pod")} without a recommendation`);
-    place(
-      this.leftList,
-      rows.map((row) =>
-        h("li", {}, `${plain(row.says)}: ${plural(row.pods, "pod")}, ${gpus(row.gpus)}`),
-      ),
-    );
+    const items = rows.map((row) => {
+      const size = listed([plural(row.pods, "pod"), gpuCount(row.gpus)]);
+      return h("li", {}, `${plain(row.says)}: ${size}`);
+    });
+    place(this.leftList, items);
   }
 
   showShared(data) {
     const rows = data?.shared ?? [];
     this.shared.hidden = !rows.length;
     if (!rows.length) return;
-    const points = (ratio) => `${(100 * ratio).toFixed(1)}\u202fpoints`;
-    setText(
-      this.sharedAbout,
-      `What the model predicts from their busy time, and what was measured. Mean error: ${points(data.prediction_error_ratio)}.`,
-    );
+    const error = points(data.prediction_error_ratio);
+    setText(this.sharedAbout, `${SHARED_ABOUT} Mean error: ${error}.`);
     const share = (name, title) => ({ name, title, value: (row) => row[name], write: tenths });
-    const error = (row) => Math.abs(row.predicted_wait - row.measured_wait);
     const columns = [
       { name: "pod", title: "Pod", value: nameOf, link: linkOf },
       { name: "node", title: "Node", value: (row) => row.node },
       share("busy", "Busy"),
       share("predicted_wait", "Wait predicted"),
       share("measured_wait", "Wait measured"),
-      { name: "error", title: "Error", value: error, write: points },
+      { name: "error", title: "Error", value: errorOf, write: points },
     ];
     this.sharedTable.show(rows, columns, this.sharedTable.order ?? "error", nameOf);
   }
 }
 
-// A table with its own order. That of other tables is in the address.
-function sortable(label) {
-  const table = new Table(
-    label,
-    (order) => {
-      const [rows, columns, , keyOf] = table.shown;
-      table.show(rows, columns, order, keyOf);
-    },
-    false,
-  );
-  return table;
+function errorOf({ predicted_wait: predicted, measured_wait: measured }) {
+  return Math.abs(predicted - measured);
 }
 
-function mark(link, hash, isChosen) {
-  setAttribute(link, "href", writeHash(hash));
-  setAttribute(link, "aria-current", isChosen ? "page" : undefined);
+function points(ratio) {
+  return `${(100 * ratio).toFixed(1)}\u202fpoints`;
 }
 
-function isMatch(line, kind, { q, cluster, ns }) {
+function isMatch(line, kind, criteria) {
   if (kind && line.kind !== kind) return false;
-  const words = wordsOf(q);
-  const of = (pod) => {
-    const text =
-      `${nameOf(pod)}\n${pod.owner ? `${pod.owner.kind}/${pod.owner.name}` : ""}\n${pod.node ?? ""}\n${line.model ?? ""}`.toLowerCase();
-    return (
-      (!cluster || pod.cluster === cluster) &&
-      (!ns || pod.namespace === ns) &&
-      words.every((word) => text.includes(word))
-    );
-  };
-  return line.pods.some(of);
+  const words = wordsOf(criteria.q);
+  return line.pods.some((pod) => {
+    const texts = [nameOf(pod), ownerOf(pod), pod.node, line.model];
+    const text = texts.filter(Boolean).join("\n").toLowerCase();
+    return isOfScope(pod, criteria) && words.every((word) => text.includes(word));
+  });
 }
 
 function sumsOf({ totals, kinds, currency }) {
-  const month = (monthly) =>
-    monthly.cost === undefined
-      ? gpus(monthly.gpus)
-      : `${gpus(monthly.gpus)}, ${totalMoney(monthly.cost, currency)} per month`;
+  const month = (monthly) => {
+    const gpus = gpuCount(monthly.gpus);
+    if (monthly.cost === undefined) return gpus;
+    return `${gpus}, ${totalMoney(monthly.cost, currency)} per month`;
+  };
+  const saved = filled(totals.saved);
   const facts = [
     fact("Held now", month(filled(totals.before))),
-    fact("Could be given back", month(filled(totals.saved))),
-    fact("GPU-hours per month", amount(filled(totals.saved).gpu_hours)),
+    fact("Could be given back", month(saved)),
+    fact("GPU-hours per month", amount(saved.gpu_hours)),
     fact("Left", month(filled(totals.after))),
   ];
-  for (const { kind, lines, saved } of kinds) {
-    if (lines && kind !== "pack") facts.push(fact(KINDS[kind], month(filled(saved))));
+  for (const { kind, lines, saved: ofKind } of kinds) {
+    // Packing saves no GPU.
+    if (lines && kind !== "pack") facts.push(fact(KINDS[kind], month(filled(ofKind))));
   }
-  if (totals.packed_gpus) facts.push(fact("Pack", `${gpus(totals.packed_gpus)} free together`));
+  if (totals.packed_gpus) facts.push(fact("Pack", `${gpuCount(totals.packed_gpus)} free together`));
   return facts;
 }
 
@@ -244,25 +231,10 @@ function filled(monthly) {
   return { gpus: 0, gpu_hours: 0, ...monthly };
 }
 
-function lineOf(line, { currency }) {
-  const saved = filled(line.saved);
-  const then = line.kind === "stop" ? "no GPU" : plain(line.target ?? "");
-  const gain =
-    line.kind === "pack" ? `${gpus(line.freed_gpus)} together` : `saves ${gpus(saved.gpus)}`;
-  const price = saved.cost ? `, ${money(saved.cost, currency)} per month` : "";
-  const names =
-    line.pods.length > 3
-      ? `${line.pods.slice(0, 2).map(nameOf).join(", ")} and ${plural(line.pods.length - 2, "pod")} more`
-      : line.pods.map(nameOf).join(", ");
-  const head = h(
-    "summary",
-    {},
-    h("span", { class: `saving-kind saving-${line.kind}` }, KINDS[line.kind] ?? plain(line.kind)),
-    h("bdi", { class: "saving-names" }, names),
-    h("span", { class: "saving-then" }, `\u2192 ${then}`),
-    h("span", { class: "saving-gain" }, gain + price),
-  );
-  const table = sortable("Pods of this line");
+function lineElement(line, { currency }) {
+  const head = headElement(line, currency);
+  const text = h("p", {}, `${plain(line.says)}${costText(line, currency)}`);
+  const table = sortableTable("Pods of this line");
   table.show(line.pods, podColumns(line), "-pod", nameOf);
   const texts = h(
     "dl",
@@ -270,67 +242,86 @@ function lineOf(line, { currency }) {
     fact("Assumes", plain(line.assumes)),
     fact("Wrong if", plain(line.falsified_by)),
   );
-  const cost =
-    line.cost === undefined ? "" : ` In this range, its GPUs cost ${money(line.cost, currency)}.`;
+  return h("li", {}, h("details", {}, head, text, table.element, texts));
+}
+
+function headElement(line, currency) {
+  const title = KINDS[line.kind] ?? plain(line.kind);
+  const target = line.kind === "stop" ? "no GPU" : plain(line.target ?? "");
   return h(
-    "li",
+    "summary",
     {},
-    h("details", {}, head, h("p", {}, `${plain(line.says)}${cost}`), table.element, texts),
+    h("span", { class: `saving-kind saving-${line.kind}` }, title),
+    h("bdi", { class: "saving-names" }, namesText(line.pods)),
+    h("span", { class: "saving-then" }, `\u2192 ${target}`),
+    h("span", { class: "saving-gain" }, gainText(line, currency)),
   );
 }
 
+function namesText(pods) {
+  if (pods.length <= MOST_NAMES) return pods.map(nameOf).join(", ");
+  const shown = pods.slice(0, MOST_NAMES - 1);
+  const others = plural(pods.length - shown.length, "pod");
+  return `${shown.map(nameOf).join(", ")} and ${others} more`;
+}
+
+function gainText(line, currency) {
+  const saved = filled(line.saved);
+  const isPack = line.kind === "pack";
+  return listed([
+    isPack ? `${gpuCount(line.freed_gpus)} together` : `saves ${gpuCount(saved.gpus)}`,
+    saved.cost && `${money(saved.cost, currency)} per month`,
+  ]);
+}
+
+function costText({ cost }, currency) {
+  if (cost === undefined) return "";
+  return ` In this range, its GPUs cost ${money(cost, currency)}.`;
+}
+
+// Pods that could share one GPU have ratios of it. The others may have several GPUs.
 function podColumns(line) {
-  const busy = (name, title) => ({
+  const isShare = line.kind === "share";
+  const unit = isShare ? "" : ", GPUs";
+  const writeBusy = isShare ? tenths : parts;
+  const number = (name, title, field, write) => ({
     name,
     title,
-    value: (pod) => pod[name],
-    write: line.kind === "share" ? tenths : parts,
+    value: (pod) => pod[field],
+    write,
   });
-  const unit = line.kind === "share" ? "" : ", GPUs";
   const columns = [
     { name: "pod", title: "Pod", value: nameOf, link: linkOf },
-    {
-      name: "owner",
-      title: "Owner",
-      value: (pod) => (pod.owner ? `${pod.owner.kind}/${pod.owner.name}` : undefined),
-    },
-    {
-      name: "node",
-      title: "Node",
-      value: (pod) => (pod.to_node ? `${pod.node} \u2192 ${pod.to_node}` : pod.node),
-    },
-    { name: "gpus", title: "GPUs", value: (pod) => pod.gpus, write: parts },
-    busy("busy", `Busy alone${unit}`),
-    busy("peak_busy", `Peak of 5 min${unit}`),
-    { name: "wait", title: "Would wait", value: (pod) => pod.wait, write: tenths },
-    {
-      name: "slowdown",
-      title: "Slowdown",
-      value: (pod) => pod.slowdown,
-      write: (factor) => factor.toFixed(2),
-    },
-    {
-      name: "worst",
-      title: "In the worst 5 min",
-      value: (pod) => pod.worst_slowdown,
-      write: (factor) => factor.toFixed(2),
-    },
-    { name: "memory", title: "Memory peak", value: (pod) => pod.peak_memory_bytes, write: memory },
-    { name: "idle", title: "Idle for", value: (pod) => pod.idle_seconds, write: duration },
+    { name: "owner", title: "Owner", value: ownerOf },
+    { name: "node", title: "Node", value: nodeText },
+    number("gpus", "GPUs", "gpus", parts),
+    number("busy", `Busy alone${unit}`, "busy", writeBusy),
+    number("peak_busy", `Peak of 5 min${unit}`, "peak_busy", writeBusy),
+    number("wait", "Would wait", "wait", tenths),
+    number("slowdown", "Slowdown", "slowdown", hundredths),
+    number("worst", "In the worst 5 min", "worst_slowdown", hundredths),
+    number("memory", "Memory peak", "peak_memory_bytes", memory),
+    number("idle", "Idle for", "idle_seconds", duration),
   ];
-  return columns.filter((column) => line.pods.some((pod) => column.value(pod) !== undefined));
+  return filledColumns(columns, line.pods);
 }
 
+function ownerOf({ owner }) {
+  return owner ? `${owner.kind}/${owner.name}` : undefined;
+}
+
+function nodeText({ node, to_node: target }) {
+  return target ? `${node} \u2192 ${target}` : node;
+}
+
+function hundredths(factor) {
+  return factor.toFixed(2);
+}
+
+// Formats a ratio, with a decimal if it is small.
 function tenths(ratio) {
-  return ratio === undefined
-    ? UNKNOWN
-    : ratio >= 0.1
-      ? percent(ratio)
-      : `${(100 * ratio).toFixed(1)}\u202f%`;
-}
-
-function gpus(number) {
-  return `${parts(number)} ${number === 1 ? "GPU" : "GPUs"}`;
+  if (ratio >= 0.1) return percent(ratio);
+  return `${(100 * ratio).toFixed(1)}\u202f%`;
 }
 
 function nameOf({ cluster, namespace, pod, job }) {

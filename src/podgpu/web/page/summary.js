@@ -1,10 +1,20 @@
-// Shows what a pod used from its start to its end, whether it used its GPUs well, and which smaller share would be
-// sufficient.
+// Shows what a pod used from its start to its end, whether it used its GPUs well, and which smaller
+// share would be sufficient.
 
 import { Question } from "./ask.js";
-import { gpuHash } from "./criteria.js";
-import { fact, h, place, plain, setClass, setText } from "./dom.js";
-import { amount, count, duration, memory, money, moment, percent, watts } from "./format.js";
+import { classes, fact, h, place, plain, setClass, setText, showText } from "./dom.js";
+import {
+  amount,
+  count,
+  duration,
+  listed,
+  memory,
+  money,
+  moment,
+  percent,
+  watts,
+} from "./format.js";
+import { lowered, slowLink } from "./job.js";
 import { tokenFacts } from "./tokens.js";
 import { wasteOf } from "./totals.js";
 
@@ -29,10 +39,15 @@ const CURRENT = {
   pcie: (rate) => `${traffic(rate)} over PCIe now`,
   nvlink: (rate) => `${traffic(rate)} over NVLink now`,
 };
-const SCALE =
-  "From 60 % busy (on a shared GPU: of its share) it counts as well used, below 20 % as hardly used. Busy means that something ran, not how much.";
-const WHY_LOW =
-  "It may wait for data, or start many small kernels. A job without matrix multiplications looks the same.";
+const SCALE = [
+  "From 60 % busy (on a shared GPU: of its share) it counts as well used,",
+  "below 20 % as hardly used.",
+  "Busy means that something ran, not how much.",
+].join(" ");
+const WHY_LOW = [
+  "It may wait for data, or start many small kernels.",
+  "A job without matrix multiplications looks the same.",
+].join(" ");
 const SIGNS = {
   found: ["\u25b2", "yes"],
   none: ["\u2713", "no"],
@@ -59,15 +74,9 @@ export class Summary {
       this.answer,
       this.checks,
     );
-    this.head = h(
-      "div",
-      { class: "judged" },
-      this.slow,
-      this.verdict,
-      this.why,
-      this.hint,
-      this.checked,
-    ); // the page of the pod begins with it
+    // The page of the pod begins with it.
+    this.head = h("div", { class: "judged" });
+    this.head.append(this.slow, this.verdict, this.why, this.hint, this.checked);
     this.element = h("section", { class: "summary" }, h("h2", {}, this.title), this.facts);
   }
 
@@ -78,28 +87,24 @@ export class Summary {
   // `whole`: what a use of 100 % refers to, such as GPU.
   show(path, whole) {
     const { state, data } = this.question.want(`api/v1/summary/${path}`, EVERY_SECONDS);
-    this.element.hidden = this.head.hidden = state !== "ready";
+    const isReady = state === "ready";
+    this.element.hidden = !isReady;
+    this.head.hidden = !isReady;
     this.isWaiting = state === "waiting";
-    this.life = undefined; // start, and end unless it still runs
-    if (state !== "ready") return;
-    this.life = [data.from, data.to];
-    setText(
-      this.title,
-      data.to === undefined
-        ? `Since ${moment(data.from)}`
-        : `From ${moment(data.from)} to ${moment(data.to)}`,
-    );
+    // Start, and end unless it still runs.
+    this.life = isReady ? [data.from, data.to] : undefined;
+    if (!isReady) return;
+
+    setText(this.title, lifeText(data));
     place(this.facts, factsOf(data, whole));
     const { text, colour, why } = judge(data);
-    this.verdict.hidden = this.why.hidden = !text;
     this.verdict.className = `verdict verdict-${colour}`;
-    setText(this.verdict, text);
-    setText(this.why, why);
+    showText(this.verdict, text);
+    showText(this.why, why);
     this.slow.hidden = !data.slowest;
     if (data.slowest) place(this.slow, [slowElement(data.slowest)]);
     this.showChecks(data);
-    this.hint.hidden = !data.hint;
-    setText(this.hint, plain(data.hint ?? ""));
+    showText(this.hint, plain(data.hint ?? ""));
   }
 
   // The server says what slowed the pod down, what did not, and what could not be measured.
@@ -108,99 +113,95 @@ export class Summary {
     const written = JSON.stringify(checks);
     if (written === this.written) return;
     this.written = written;
-    const isFound = checks.some(({ state }) => state === "found");
-    this.answer.hidden = isFound; // the first lines of the list say it
+    const states = checks.map((check) => check.state);
+    const isComplete = !states.includes("not_measured");
+    // If a cause is found, the first lines of the list say it.
+    this.answer.hidden = states.includes("found");
     setText(this.answer, plain(answer));
-    setClass(
-      this.answer,
-      `slow-answer${checks.some(({ state }) => state === "not_measured") ? "" : " is-good"}`,
-    );
+    setClass(this.answer, classes("slow-answer", isComplete && "is-good"));
     place(this.checks, checks.map(checkElement));
   }
 }
 
+function lifeText({ from, to }) {
+  if (to === undefined) return `Since ${moment(from)}`;
+  return `From ${moment(from)} to ${moment(to)}`;
+}
+
 function checkElement({ state, title, says, do: advice }) {
   const [sign, word] = SIGNS[state] ?? ["", plain(state)];
-  const todo = state === "not_measured" ? "To measure it: " : "To do: ";
+  const text = h("span", { class: "slow-says" }, `${plain(says)}.`);
+  if (advice) {
+    const purpose = state === "not_measured" ? "To measure it" : "To do";
+    text.append(h("span", { class: "slow-do" }, ` ${purpose}: ${plain(advice)}.`));
+  }
   return h(
     "li",
     { class: `slow-check is-${state}` },
     h("span", { class: "slow-sign", "aria-hidden": "true" }, sign),
     h("span", { class: "slow-name" }, plain(title), `: ${word}`),
-    h(
-      "span",
-      { class: "slow-says" },
-      `${plain(says)}.`,
-      advice ? h("span", { class: "slow-do" }, ` ${todo}${plain(advice)}.`) : undefined,
-    ),
+    text,
   );
 }
 
-function slowElement({ node, index, uuid, says }) {
-  const name = index === undefined ? "a GPU" : `GPU ${index}`;
-  const link = h("a", { href: gpuHash(uuid) }, plain(`${name} of ${node}`));
-  return h(
-    "span",
-    {},
-    "Its job has a slow GPU, for which all its pods may wait. ",
-    link,
-    `: ${plain(says.charAt(0).toLowerCase() + says.slice(1))}`,
-  );
+function slowElement(slowest) {
+  const text = "Its job has a slow GPU, for which all its pods may wait. ";
+  return h("span", {}, text, slowLink(slowest), `: ${plain(lowered(slowest.says))}`);
 }
 
-// Returns the sentence for the server's verdict, its colour, and the values and assumption behind it. Tensor, memory and
-// power values exist only if the pod does not share its GPUs.
+// Returns the sentence for the server's verdict, its colour, and the values and assumption behind
+// it. Tensor, memory and power values exist only if the pod does not share its GPUs.
 function judge(data) {
-  const { verdict, mean_share_use: share, tensor_active_ratio: tensor, shared, causes = [] } = data;
+  const { verdict, causes = [] } = data;
   const [words, colour] = VERDICTS[verdict] ?? [];
   if (!words) return { text: "", why: "" };
 
-  const busy = `busy ${percent(data.mean_device_use)} of the time${shared && share > 0 ? `, ${percent(share)} of its share` : ""}`;
-  const values = valuesOf(data);
-  const slow = causes
-    .filter(({ cause }) => cause in LASTING)
-    .map(lastingText)
-    .join(", ");
+  const busy = busyText(data);
+  const slow = listed(causes.filter(({ cause }) => cause in LASTING).map(lastingText));
   const current = currentText(causes);
+  const assumption = verdict === "little_computed" ? WHY_LOW : SCALE;
+  const why = `${valuesOf(data)} ${assumption}`;
   if (verdict === "slowed_down") {
     const also = current ? `, and ${current}` : "";
-    return { text: `${words}: ${slow} (${busy})${also}`, colour, why: `${values} ${SCALE}` };
+    return { text: `${words}: ${slow} (${busy})${also}`, colour, why };
   }
   if (verdict === "little_computed") {
     const low = current || `power only ${percent(powerRatio(data))} of the limit`;
-    return {
-      text: `${words}: ${busy}, but ${low}${slow ? `; ${slow}` : ""}`,
-      colour,
-      why: `${values} ${WHY_LOW}`,
-    };
+    const also = slow ? `; ${slow}` : "";
+    return { text: `${words}: ${busy}, but ${low}${also}`, colour, why };
   }
-  const but = slow ? `, but ${slow}` : "";
-  const rest =
-    tensor === undefined || verdict === "hardly_used"
-      ? ""
-      : `, tensor cores active ${percent(tensor)} now`;
-  return {
-    text: `${words}${but}: ${busy}${rest}`,
-    colour: slow && colour === "good" ? "old" : colour,
-    why: `${values} ${SCALE}`,
-  };
+  const text = `: ${busy}${tensorText(data)}`;
+  if (!slow) return { text: `${words}${text}`, colour, why };
+  // What slows it down spoils a good verdict.
+  const spoiled = colour === "good" ? "old" : colour;
+  return { text: `${words}, but ${slow}${text}`, colour: spoiled, why };
 }
 
-// Returns the sentence below the verdict, with the current activity and the mean power.
+function busyText({ mean_device_use: use, mean_share_use: share, shared }) {
+  const text = `busy ${percent(use)} of the time`;
+  const hasShare = shared && share > 0;
+  return hasShare ? `${text}, ${percent(share)} of its share` : text;
+}
+
+function tensorText({ verdict, tensor_active_ratio: tensor }) {
+  if (tensor === undefined || verdict === "hardly_used") return "";
+  return `, tensor cores active ${percent(tensor)} now`;
+}
+
+// Returns the sentences below the verdict, with the current activity and the mean power.
 function valuesOf(data) {
   const { current_use: now, tensor_active_ratio: tensor, dram_active_ratio: dram, shared } = data;
   const power = powerRatio(data);
-  const current = [
+  const active = listed([
     tensor !== undefined && `tensor cores active ${percent(tensor)}`,
     dram !== undefined && `memory interface ${percent(dram)}`,
-  ].filter(Boolean);
-  return [
-    current.length > 0 && `Now: busy ${percent(now)}, ${current.join(", ")} of the time.`,
+  ]);
+  const sentences = [
+    active && `Now: busy ${percent(now)}, ${active} of the time.`,
     power !== undefined && `Mean power: ${percent(power)} of the limit.`,
     shared && SHARED,
-  ]
-    .filter(Boolean)
-    .join(" ");
+  ];
+  return sentences.filter(Boolean).join(" ");
 }
 
 // A brief cause was long, but only a small share of the time.
@@ -211,10 +212,8 @@ function lastingText({ cause, seconds, ratio, brief }) {
 
 // Says why a GPU that is busy computes little now. Empty if it does not, or if it is not known.
 function currentText(causes) {
-  return causes
-    .filter(({ cause }) => cause in CURRENT)
-    .map(({ cause, value }) => CURRENT[cause](value))
-    .join(", ");
+  const current = causes.filter(({ cause }) => cause in CURRENT);
+  return listed(current.map(({ cause, value }) => CURRENT[cause](value)));
 }
 
 function traffic(bytesPerSecond) {
@@ -226,27 +225,28 @@ function powerRatio({ mean_power_watts: power, power_limit_watts: limit }) {
 }
 
 function factsOf(data, whole) {
-  const known = (title, value, write) => value !== undefined && fact(title, write(value));
-  const waste = wasteOf(data.waste?.cost);
-  const ofOne = data.gpus > 1 ? " of one GPU" : "";
-  return [
+  const facts = [
     fact("Duration", duration(data.duration_seconds)),
     fact("GPU-hours", amount(data.gpu_hours)),
-    known(`Mean use of the ${whole}`, data.mean_device_use, percent),
-    known(
-      `Peak use of the ${whole}${data.step_seconds ? `, ${duration(data.step_seconds)} mean` : ""}`,
-      data.peak_use,
-      percent,
-    ),
-    known(`Peak memory${ofOne}`, data.peak_memory_bytes, memory),
-    known(`Mean power${ofOne}`, data.mean_power_watts, watts),
-    known("Idle", data.idle_hours || undefined, (hours) => `${amount(hours)}\u00a0GPU-hours`),
-    known("Energy", data.energy_kwh, (energy) => `${amount(energy)}\u00a0kWh`),
-    known("Cost", data.cost, (cost) => money(cost, data.currency)),
-    waste.total > 0 && fact("Wasted", waste.fullText(money, data.currency)),
-    ...tokenFacts(data),
-    known("Waited", data.wait_seconds || undefined, duration),
-    known("Throttled", data.throttled_seconds || undefined, duration),
-    fact("Errors", data.errors ? count(data.errors) : "none"),
-  ].filter(Boolean);
+  ];
+  const add = (title, value, write) => {
+    if (value !== undefined) facts.push(fact(title, write(value)));
+  };
+  const hours = (number) => `${amount(number)}\u00a0GPU-hours`;
+  const ofOne = data.gpus > 1 ? " of one GPU" : "";
+  const step = data.step_seconds ? `, ${duration(data.step_seconds)} mean` : "";
+  const waste = wasteOf(data.waste?.cost);
+  add(`Mean use of the ${whole}`, data.mean_device_use, percent);
+  add(`Peak use of the ${whole}${step}`, data.peak_use, percent);
+  add(`Peak memory${ofOne}`, data.peak_memory_bytes, memory);
+  add(`Mean power${ofOne}`, data.mean_power_watts, watts);
+  add("Idle", data.idle_hours || undefined, hours);
+  add("Energy", data.energy_kwh, (energy) => `${amount(energy)}\u00a0kWh`);
+  add("Cost", data.cost, (cost) => money(cost, data.currency));
+  if (waste.total > 0) facts.push(fact("Wasted", waste.fullText(money, data.currency)));
+  facts.push(...tokenFacts(data));
+  add("Waited", data.wait_seconds || undefined, duration);
+  add("Throttled", data.throttled_seconds || undefined, duration);
+  facts.push(fact("Errors", data.errors ? count(data.errors) : "none"));
+  return facts;
 }

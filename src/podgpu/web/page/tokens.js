@@ -1,17 +1,26 @@
-// What the tokens of LLM engines cost: columns of the Cost view, and the engine of a pod beside its use of the GPU.
+// What the tokens of LLM engines cost: columns of the Cost view, and the engine of a pod beside its
+// use of the GPU.
 
-import { fact, h, place, plain, setText } from "./dom.js";
-import { amount, count, duration, money, percent } from "./format.js";
+import { fact, h, place, plain, showText } from "./dom.js";
+import { amount, count, duration, listed, money, percent } from "./format.js";
 
 const MILLION = 1e6;
 const RISE = 1.2; // of the time to the first token, to be worth a sentence
+const LEAST_WAIT = 0.01; // of the time, to be worth a sentence
+const STEP_SECONDS = 300; // of the regression
+const OWN_LIMIT =
+  "Requests wait, and no other container has the GPU: the engine itself is at its limit";
 const HINTS = {
   prompt_tokens: "Tokens of prompts that the LLM engines read",
   generated_tokens: "Tokens that the LLM engines generated",
-  per_million:
-    "Cost of the pods with LLM engines, for a million tokens of prompts and answers. Idle time and waiting are included.",
-  at_use:
-    "The same, as if the pods had paid for the GPU time that they used, and for nothing else. Compares models and engines, also on shared GPUs.",
+  per_million: [
+    "Cost of the pods with LLM engines, for a million tokens of prompts and answers.",
+    "Idle time and waiting are included.",
+  ].join(" "),
+  at_use: [
+    "The same, as if the pods had paid for the GPU time that they used, and for nothing else.",
+    "Compares models and engines, also on shared GPUs.",
+  ].join(" "),
   prompt_cost: "A million prompt tokens, for the GPU time used: by a regression over 5 minutes",
   generated_cost:
     "A million generated tokens, for the GPU time used: by a regression over 5 minutes",
@@ -21,32 +30,23 @@ const HINTS = {
 // Columns of a table of rows of `/api/v1/range`. `price(value)` writes money.
 export function tokenColumns(price, rows) {
   const column = (name, title, write, value) => ({ name, title, hint: HINTS[name], value, write });
+  const perMillion = (name, title, value) => column(name, `Per\u00a0M ${title}`, price, value);
   const split = [
-    column(
-      "prompt_cost",
-      "Per\u00a0M prompt tokens",
-      price,
-      (row) => row.tokens?.per_million?.prompt_cost,
-    ),
-    column(
+    perMillion("prompt_cost", "prompt tokens", (row) => row.tokens?.per_million?.prompt_cost),
+    perMillion(
       "generated_cost",
-      "Per\u00a0M generated tokens",
-      price,
+      "generated tokens",
       (row) => row.tokens?.per_million?.generated_cost,
     ),
   ];
+  const isSplit = rows.some((row) => row.tokens?.per_million);
   return [
     { name: "model", title: "Model", value: (row) => (row.pod ? row.model : undefined) },
     column("prompt_tokens", "Prompt tokens", tokenText, (row) => row.prompt_tokens),
     column("generated_tokens", "Generated tokens", tokenText, (row) => row.generated_tokens),
-    column("per_million", "Per\u00a0M tokens", price, (row) => row.tokens?.cost_per_million?.total),
-    column(
-      "at_use",
-      "Per\u00a0M tokens, time\u00a0used",
-      price,
-      (row) => row.tokens?.cost_per_million_at_use,
-    ),
-    ...(rows.some((row) => row.tokens?.per_million) ? split : []),
+    perMillion("per_million", "tokens", (row) => row.tokens?.cost_per_million?.total),
+    perMillion("at_use", "tokens, time\u00a0used", (row) => row.tokens?.cost_per_million_at_use),
+    ...(isSplit ? split : []),
     column("joules_per_token", "J per token", jouleText, (row) => row.tokens?.joules_per_token),
   ];
 }
@@ -66,43 +66,39 @@ function jouleText(joules) {
 
 // Facts about the tokens of a pod since its start. `data`: of `/api/v1/summary`.
 export function tokenFacts(data) {
-  const { tokens } = data;
+  const { tokens, prompt_tokens: read, generated_tokens: generated } = data;
   if (!tokens) return [];
-  const parts = tokens.cost_per_million;
   const price = (value) => money(value, data.currency);
-  const split =
-    parts &&
-    `used ${price(parts.used)}, waiting ${price(parts.waiting)}, idle ${price(parts.idle)}`;
-  return [
-    fact(
-      "Tokens",
-      `${tokenText(data.prompt_tokens)} read, ${tokenText(data.generated_tokens)} generated`,
-    ),
-    parts && fact("Cost per million tokens", `${price(parts.total)} (${split})`),
-    tokens.cost_per_million_at_use !== undefined &&
-      fact("Of the time used, per million tokens", price(tokens.cost_per_million_at_use)),
-    ...splitFacts(tokens, price),
-    tokens.joules_per_token !== undefined &&
-      fact("Energy per token", `${jouleText(tokens.joules_per_token)} J`),
-    tokens.reason && fact("Cost per token", `not known: ${plain(tokens.reason)}`),
-  ].filter(Boolean);
+  const facts = [fact("Tokens", `${tokenText(read)} read, ${tokenText(generated)} generated`)];
+
+  const { cost_per_million: cost, cost_per_million_at_use: atUse } = tokens;
+  if (cost) {
+    const { used, waiting, idle } = cost;
+    const split = `used ${price(used)}, waiting ${price(waiting)}, idle ${price(idle)}`;
+    facts.push(fact("Cost per million tokens", `${price(cost.total)} (${split})`));
+  }
+  if (atUse !== undefined) facts.push(fact("Of the time used, per million tokens", price(atUse)));
+  facts.push(...splitFacts(tokens, price));
+  const { joules_per_token: joules, reason } = tokens;
+  if (joules !== undefined) facts.push(fact("Energy per token", `${jouleText(joules)} J`));
+  if (reason) facts.push(fact("Cost per token", `not known: ${plain(reason)}`));
+  return facts;
 }
 
 // Facts about prompt and generated tokens, each by itself, or why this is not known.
 function splitFacts({ per_million: split, per_million_reason: reason }, price) {
-  if (!split)
-    return reason ? [fact("Prompt and generated, each", `not known: ${plain(reason)}`)] : [];
-  const text = (cost, seconds) =>
-    [cost !== undefined && price(cost), `${amount(seconds)} GPU-seconds`]
-      .filter(Boolean)
-      .join(", ");
+  if (!split && !reason) return [];
+  if (!split) return [fact("Prompt and generated, each", `not known: ${plain(reason)}`)];
+  const text = (cost, seconds) => {
+    const isPriced = cost !== undefined;
+    return listed([isPriced && price(cost), `${amount(seconds)} GPU-seconds`]);
+  };
+  const error = `${percent(split.residual_ratio)} of the GPU time of 5 minutes`;
+  const length = duration(STEP_SECONDS * split.steps);
   return [
     fact("Million prompt tokens", text(split.prompt_cost, split.prompt_gpu_seconds)),
     fact("Million generated tokens", text(split.generated_cost, split.generated_gpu_seconds)),
-    fact(
-      "Error of these two",
-      `${percent(split.residual_ratio)} of the GPU time of 5 minutes, by regression over ${duration(300 * split.steps)}`,
-    ),
+    fact("Error of these two", `${error}, by regression over ${length}`),
   ];
 }
 
@@ -115,36 +111,35 @@ export class Engines {
     this.element = h("section", { class: "engine" }, this.title, this.says, this.facts);
   }
 
-  // `held`: pairs of a device and a holder of the pod.
-  show(held) {
-    const all = held
-      .map(([, holder]) => holder)
-      .filter(({ engine }) => engine && engine.reason !== "no_address");
-    const known = all.filter((holder) => holder.engine.engine);
-    this.element.hidden = !all.length;
-    if (!all.length) return;
-    const [first] = known.length ? known : all;
-    setText(this.says, known.length ? sayWhy(first) : "");
-    this.says.hidden = !this.says.textContent;
-    place(this.facts, engineFacts(first.engine));
+  // `holders`: the pod, once for each GPU that it holds.
+  show(holders) {
+    // A pod without an address is starting or has ended.
+    const all = holders.filter(({ engine }) => engine && engine.reason !== "no_address");
+    const known = all.find(({ engine }) => engine.engine);
+    const shown = known ?? all[0];
+    this.element.hidden = !shown;
+    if (!shown) return;
+    showText(this.says, known ? whyText(known) : "");
+    place(this.facts, engineFacts(shown.engine));
   }
 }
 
 // Says whether a slow engine waits for the GPU, or for its own queue.
-function sayWhy({ engine, waited }) {
+function whyText({ engine, waited }) {
   const slow = slowText(engine);
-  if (waited >= 0.01) return `${percent(waited)} of the time another container had the GPU${slow}.`;
-  if (engine.requests_waiting > 0)
-    return `Requests wait, and no other container has the GPU: the engine itself is at its limit${slow}.`;
+  if (waited >= LEAST_WAIT) {
+    return `${percent(waited)} of the time another container had the GPU${slow}.`;
+  }
+  if (engine.requests_waiting > 0) return `${OWN_LIMIT}${slow}.`;
   return "";
 }
 
 function slowText({ first_token_seconds: seconds, first_token_before_seconds: before }) {
   if (seconds === undefined) return "";
-  if (before !== undefined && seconds >= RISE * before) {
-    return `; the slowest 5 % of requests got their first token after ${firstToken(seconds)} or more, and after ${firstToken(before)} in the half hour before`;
-  }
-  return `; the slowest 5 % of requests got their first token after ${firstToken(seconds)} or more`;
+  const text = `; the slowest 5 % of requests got their first token after ${firstToken(seconds)}`;
+  const isSlower = before !== undefined && seconds >= RISE * before;
+  if (!isSlower) return `${text} or more`;
+  return `${text} or more, and after ${firstToken(before)} in the half hour before`;
 }
 
 function firstToken(seconds) {
@@ -152,21 +147,21 @@ function firstToken(seconds) {
 }
 
 function engineFacts(engine) {
+  const facts = [];
+  const add = (title, value, write) => {
+    if (value !== undefined) facts.push(fact(title, write(value)));
+  };
   const rate = (value) => `${tokenText(Math.round(value))}/s`;
-  return [
-    engine.engine &&
-      fact("Engine", plain([engine.engine, engine.model].filter(Boolean).join(": "))),
-    engine.prompt_tokens_per_second !== undefined &&
-      fact("Prompts read", rate(engine.prompt_tokens_per_second)),
-    engine.generated_tokens_per_second !== undefined &&
-      fact("Tokens generated", rate(engine.generated_tokens_per_second)),
-    engine.requests_running !== undefined &&
-      fact("Requests running", count(engine.requests_running)),
-    engine.requests_waiting !== undefined &&
-      fact("Requests waiting", count(engine.requests_waiting)),
-    engine.first_token_seconds !== undefined &&
-      fact("First token (p95)", firstToken(engine.first_token_seconds)),
-    engine.cache_ratio !== undefined && fact("Cache used", percent(engine.cache_ratio)),
-    engine.reason && fact("Not read", plain(engine.message || engine.reason)),
-  ].filter(Boolean);
+  if (engine.engine) {
+    const names = [engine.engine, engine.model].filter(Boolean).join(": ");
+    facts.push(fact("Engine", plain(names)));
+  }
+  add("Prompts read", engine.prompt_tokens_per_second, rate);
+  add("Tokens generated", engine.generated_tokens_per_second, rate);
+  add("Requests running", engine.requests_running, count);
+  add("Requests waiting", engine.requests_waiting, count);
+  add("First token (p95)", engine.first_token_seconds, firstToken);
+  add("Cache used", engine.cache_ratio, percent);
+  if (engine.reason) facts.push(fact("Not read", plain(engine.message || engine.reason)));
+  return facts;
 }
