@@ -23,11 +23,11 @@ import {
   wrongText,
 } from "./criteria.js";
 import { devicesOf } from "./devices.js";
-import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
+import { byId, h, place, plain, setAttribute, setTab, setText, showText } from "./dom.js";
 import { Events } from "./events.js";
 import { Feed } from "./feed.js";
 import { Filters } from "./filters.js";
-import { count, moment, parts, percent, perHour, plural } from "./format.js";
+import { count, dotted, moment, parts, percent, perHour, plural } from "./format.js";
 import { GpuView } from "./gpu.js";
 import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
@@ -39,7 +39,6 @@ import { Past, rejection } from "./past.js";
 import { PodView } from "./pod.js";
 import { Pods } from "./pods.js";
 import { Queue } from "./queue.js";
-import { showText } from "./rows.js";
 import { Savings } from "./savings.js";
 import { startTheme } from "./theme.js";
 import { Tiles } from "./tiles.js";
@@ -47,9 +46,20 @@ import { totalsOf, totalsOfServer } from "./totals.js";
 
 const MOST_TILES = 400; // more GPUs are shown as a heat map
 const WRITE_AFTER_MS = 150;
-const AWAY_STEPS = 2; // if the page was hidden for more sparkline steps than this, the gap is filled from the server
+// If the page was hidden for more sparkline steps than this, the gap is filled from the server.
+const AWAY_STEPS = 2;
 const YOUNG_SECONDS = 600;
 const TYPING_MS = 400;
+/** @type {[string, string][]} */
+const COUNTED = [
+  ["allocated", "allocated"],
+  ["used", "used"],
+  ["idle", "idle"],
+  ["unknown", "use unknown"],
+  ["free", "free"],
+  ["unheld", "holder unknown"],
+  ["broken", "broken"],
+];
 
 class Page {
   constructor() {
@@ -60,21 +70,47 @@ class Page {
       (picture) => this.take(picture),
       () => this.turned(),
     );
-    this.list = { ...this.criteria, pod: "", job: "", gpu: "", view: "" }; // criteria of the last list of GPUs, for the way back
+    // Criteria of the last list of GPUs, for the way back.
+    this.list = { ...this.criteria, pod: "", job: "", gpu: "", view: "" };
     this.listTop = 0;
     this.trail = []; // addresses of the previous views, to which Escape returns
     this.devices = [];
-    const prices = () => this.feed.picture.currency ?? "";
-    const context = {
+    this.main = byId("main");
+    this.message = h("p", { class: "message" });
+    this.addViews(this.makeContext());
+    this.keys = new Keys(
+      this.main,
+      byId("q"),
+      byId("help"),
+      () => this.escape(),
+      (isLast) => this.map.reach(isLast),
+    );
+    startTheme(byId("theme"));
+    byId("help-open").addEventListener("click", () => byId("help").showModal());
+    byId("skip").addEventListener("click", () => this.main.focus());
+    document.addEventListener("click", () => this.writeAddress(), { capture: true });
+    addEventListener("hashchange", () => this.follow());
+  }
+
+  // Returns what views need of the page.
+  makeContext() {
+    const { feed } = this;
+    const prices = () => feed.picture.currency ?? "";
+    return {
       history: this.history,
-      now: () => this.feed.picture.taken_at,
-      clock: () => this.feed.now(),
-      interval: () => Math.max(this.feed.picture.interval_seconds ?? 0, this.feed.pause),
+      now: () => feed.picture.taken_at,
+      clock: () => feed.now(),
+      interval: () => Math.max(feed.picture.interval_seconds ?? 0, feed.pause),
       prices,
-      currency: () => (this.criteria.cost ? prices() : undefined), // tiles show costs only on request
+      // Tiles show costs only on request.
+      currency: () => (this.criteria.cost ? prices() : undefined),
     };
+  }
+
+  addViews(context) {
     const again = () => this.render(false);
     const order = (by) => this.change({ order: by });
+    const showTime = (at) => (location.hash = writeHash(this.criteria, at));
     this.overview = new Overview((state) => this.go({ ...this.list, state }));
     this.filters = new Filters((changed, isTyping) => this.change(changed, isTyping));
     this.tiles = new Tiles(context);
@@ -91,25 +127,7 @@ class Page {
     this.queue = new Queue(again);
     this.smallCosts = new SmallCosts(byId("small-costs"), again);
     this.events = new Events(again);
-    this.past = new Past(
-      () => this.feed.now(),
-      (at) => (location.hash = writeHash(this.criteria, at)),
-      again,
-    );
-    this.main = byId("main");
-    this.message = h("p", { class: "message" });
-    this.keys = new Keys(
-      this.main,
-      byId("q"),
-      byId("help"),
-      () => this.escape(),
-      (last) => this.map.reach(last),
-    );
-    startTheme(byId("theme"));
-    byId("help-open").addEventListener("click", () => byId("help").showModal());
-    byId("skip").addEventListener("click", () => this.main.focus());
-    document.addEventListener("click", () => this.writeAddress(), { capture: true });
-    addEventListener("hashchange", () => this.follow());
+    this.past = new Past(context.clock, showTime, again);
   }
 
   start() {
@@ -130,62 +148,76 @@ class Page {
 
   // True if the view of the time in the address has arrived.
   get isCurrent() {
-    return (this.feed.picture?.at ?? "") === (pastTime() && Number(pastTime()));
+    const shown = this.feed.picture?.at;
+    return pastTime() ? shown === Number(pastTime()) : shown === undefined;
   }
 
+  // Shows a new view.
   take(picture) {
-    const first = !this.devices.length;
+    const isFirst = !this.devices.length;
     this.devices = devicesOf(picture, picture.taken_at);
     this.nodesByName = new Map((picture.nodes ?? []).map((node) => [node.name, node]));
-    const now = this.feed.now();
-    const away =
-      now - (this.takenAt ?? now) >
-      Math.max(AWAY_STEPS * this.history.step, 3 * picture.interval_seconds);
-    const isYoung = !this.hasHistory && now - this.filledAt > YOUNG_SECONDS; // the server may have a history by now
-    this.takenAt = now;
-    if (picture.at === undefined) this.history.add(now, this.devices);
-    if ((away || isYoung) && !picture.paged) this.fillHistory();
+    this.addToHistory(picture);
+
     this.priced = Boolean(picture.currency);
-    this.overview.show(
-      picture,
-      picture.paged ? totalsOfServer(picture) : totalsOf(this.devices, this.priced),
-      this.devices,
-    );
+    const totals = picture.paged ? totalsOfServer(picture) : totalsOf(this.devices, this.priced);
+    this.overview.show(picture, totals, this.devices);
     this.filters.offerFrom(this.devices, picture, this.criteria);
-    const isKube = hasPods(picture);
-    setText(byId("tab-pods"), isKube ? "Pods" : "Users");
-    setAttribute(byId("q"), "placeholder", `Filter: ${isKube ? "pod" : "user"}, node, model`);
-    this.draw(first);
+    this.nameHolders(hasPods(picture));
+    this.draw(isFirst);
     this.card.refresh(new Map(this.devices.map((device) => [device.key, device])));
+
     const { figuresAt } = this.feed;
-    setText(
-      byId("updated"),
-      figuresAt === undefined ? NO_FIGURES : `Figures of ${moment(figuresAt)}`,
-    );
+    const isKnown = figuresAt !== undefined;
+    setText(byId("updated"), isKnown ? `Figures of ${moment(figuresAt)}` : NO_FIGURES);
   }
 
+  addToHistory(picture) {
+    const now = this.feed.now();
+    const pause = now - (this.takenAt ?? now);
+    const longest = Math.max(AWAY_STEPS * this.history.step, 3 * picture.interval_seconds);
+    this.takenAt = now;
+    if (picture.at === undefined) this.history.add(now, this.devices);
+
+    const wasAway = pause > longest;
+    // A server that started late may have a history by now.
+    const mayHaveHistory = !this.hasHistory && now - this.filledAt > YOUNG_SECONDS;
+    if ((wasAway || mayHaveHistory) && !picture.paged) this.fillHistory();
+  }
+
+  // Without Kubernetes, holders are users.
+  nameHolders(isKube) {
+    setText(byId("tab-pods"), isKube ? "Pods" : "Users");
+    const holder = isKube ? "pod" : "user";
+    setAttribute(byId("q"), "placeholder", `Filter: ${holder}, node, model`);
+  }
+
+  // Called after each request, also if there is no new view.
   turned() {
     this.overview.showState(this.feed);
-    if (this.feed.picture && !this.isCurrent) this.render(false);
-    if (!this.feed.picture) {
-      this.past.show(this.criteria, this.viewOf(this.criteria));
-      if (this.feed.isRejected) this.showTabs(this.viewOf(this.criteria), "");
-      this.message.replaceChildren(...rejection(this.feed, this.criteria));
-      place(this.main, [this.message]);
+    if (this.feed.picture) {
+      if (!this.isCurrent) this.render(false);
+      return;
     }
+    const view = this.viewOf(this.criteria);
+    this.past.show(this.criteria, view);
+    if (this.feed.isRejected) this.showTabs(view, "");
+    this.message.replaceChildren(...rejection(this.feed, this.criteria));
+    place(this.main, [this.message]);
   }
 
   go(criteria) {
     location.hash = writeHash(criteria);
   }
 
-  // Each choice, and each completed filter text, is one step in the browser's history. The address is written a moment
-  // later, because that is slow in some browsers.
+  // Each choice, and each completed filter text, is one step in the browser's history. The address
+  // is written a moment later, because that is slow in some browsers.
   change(changed, isTyping = false) {
-    if (this.writing && !(isTyping && this.isTyping)) this.writeAddress();
+    const isSameText = isTyping && this.isTyping;
+    if (this.writing && !isSameText) this.writeAddress();
     this.criteria = { ...this.criteria, page: "", ...changed };
     clearTimeout(this.writing);
-    this.isStep = this.isStep || !isTyping || !this.isTyping;
+    if (!isSameText) this.isStep = true;
     this.isTyping = isTyping;
     this.writing = setTimeout(() => this.writeAddress(), WRITE_AFTER_MS);
     this.render(true);
@@ -204,34 +236,39 @@ class Page {
   follow() {
     clearTimeout(this.writing);
     this.writing = undefined;
-    this.isTyping = this.isStep = false;
+    this.isTyping = false;
+    this.isStep = false;
     const before = this.criteria;
     this.criteria = readHash(location.hash);
     this.remember(before);
-    if (isList(before) && !isList(this.criteria)) this.listTop = scrollY;
+
+    const wasList = isList(before);
+    const isListNow = isList(this.criteria);
+    const isOtherPlace = placeOf(before) !== placeOf(this.criteria);
+    if (wasList && !isListNow) this.listTop = scrollY;
     this.render(true);
-    if (isList(this.criteria)) {
-      if (!isList(before)) scrollTo(0, this.listTop);
-    } else if (placeOf(before) !== placeOf(this.criteria)) {
-      scrollTo(0, 0);
-    }
+    if (isListNow && !wasList) scrollTo(0, this.listTop);
+    if (!isListNow && isOtherPlace) scrollTo(0, 0);
   }
 
+  // Keeps the way back to the list of GPUs.
   remember(before) {
     const { criteria, trail } = this;
+    const isBack = trail.at(-1) === writeHash(criteria);
     if (isList(criteria)) trail.length = 0;
-    else if (trail.at(-1) === writeHash(criteria)) trail.pop();
+    else if (isBack) trail.pop();
     else if (placeOf(before) !== placeOf(criteria)) trail.push(writeHash(before));
   }
 
-  // Returns to the previous view.
+  // Clears the filter of a list or a table. Otherwise, returns to the previous view.
   escape() {
+    const { criteria } = this;
     const field = byId("q");
     if (this.card.hide()) return;
     this.writeAddress();
-    if (isFiltered(this.criteria) && VIEWS.includes(this.view)) this.change(without(this.criteria));
-    else if (!isList(this.criteria)) location.hash = this.trail.at(-1) ?? writeHash(this.list);
-    else if (isFiltered(this.criteria)) this.change(without(this.criteria));
+    const hasFilter = isList(criteria) || VIEWS.includes(this.view);
+    if (hasFilter && isFiltered(criteria)) this.change(without(criteria));
+    else if (!isList(criteria)) location.hash = this.trail.at(-1) ?? writeHash(this.list);
     else if (document.activeElement === field) field.blur();
   }
 
@@ -246,15 +283,25 @@ class Page {
 
   // Returns the title of a view; empty for the list of GPUs.
   titleOf(view) {
-    const { gpu, pod, job, node } = this.criteria;
     if (VIEWS.includes(view)) return byId(`tab-${view}`).firstChild.textContent.trim();
-    const device = view === "gpu" && this.devices.find((each) => each.uuid === gpu.split("/")[0]);
+    if (!view) return "";
+    const device = view === "gpu" ? this.shownDevice : undefined;
     if (device) return `${device.name} of ${plain(device.node)}`;
-    return view ? plain({ gpu, pod, job, node }[view]) : "";
+    return plain(this.criteria[view]);
   }
 
+  // The GPU in the address, if the server lists it.
+  get shownDevice() {
+    const [uuid] = this.criteria.gpu.split("/"); // without the MIG instance
+    return this.devices.find((device) => device.uuid === uuid);
+  }
+
+  // `anew`: the address changed, so the view starts at its beginning.
   render(anew) {
-    if (!this.feed.picture) return this.feed.aim(viewPath());
+    if (!this.feed.picture) {
+      this.feed.aim(viewPath());
+      return;
+    }
     try {
       this.draw(anew);
     } catch (error) {
@@ -267,26 +314,30 @@ class Page {
     const { picture } = this.feed;
     const { criteria } = this;
     const view = this.viewOf(criteria);
+    const hasFilter = !view || VIEWS.includes(view);
     if (!view)
       this.list = { ...criteria, view: "", range: "", from: "", to: "", by: "", order: "" };
-    const at = this.main.getBoundingClientRect();
+    // Measured before anything changes: later, the browser would lay the page out twice.
+    const measured = this.main.getBoundingClientRect();
     if (this.view && this.view !== view) this[this.view].leave?.();
     this.view = view;
-    if (picture.paged ? anew || !this.isAimed : this.feed.url !== viewPath())
-      this.aim(picture.paged);
+    this.aimAgain(picture.paged, anew);
+
     this.past.show(criteria, view, this.isCurrent ? picture : undefined);
     this.showPager(picture, view);
-    this.overview.showChosen(criteria, !view ? "list" : VIEWS.includes(view) ? "table" : "one");
-    this.smallCosts.show(!view && !pastTime());
+    this.overview.showChosen(criteria, kindOf(view));
     this.overview.showTitle(picture, this.titleOf(view));
+    this.smallCosts.show(!view && !pastTime());
     this.filters.show(criteria, view);
-    showText(byId("wrong"), wrongText(criteria));
-    byId("controls").hidden = view !== "" && !VIEWS.includes(view);
+    byId("controls").hidden = !hasFilter;
     byId("shown").hidden = true;
+    showText(byId("wrong"), wrongText(criteria));
     this.showTabs(view);
     this.showWaiting(picture, view);
-    if (this.isCurrent) this.showView(view, picture, anew, at);
-    else this.clear();
+
+    if (!this.isCurrent) this.clear();
+    else if (view) this.showView(view, picture, anew);
+    else this.showDevices(anew, measured);
     if (!this.map.element.isConnected) this.card.hide();
     this.keys.refresh();
   }
@@ -295,121 +346,123 @@ class Page {
   showTabs(view, at) {
     byId("views").hidden = false;
     setAttribute(byId("status-text"), "href", writeHash({}, at));
-    for (const name of ["", ...VIEWS]) {
-      setAttribute(
-        byId(`tab-${name || "gpus"}`),
-        "href",
-        writeHash(name ? { view: name } : this.list, at),
-      );
-      setAttribute(
-        byId(`tab-${name || "gpus"}`),
-        "aria-current",
-        name === view ? "page" : undefined,
-      );
+    setTab(byId("tab-gpus"), writeHash(this.list, at), view === "");
+    for (const name of VIEWS) {
+      setTab(byId(`tab-${name}`), writeHash({ view: name }, at), name === view);
     }
   }
 
   // Shows in the tab how many pods wait for GPUs, if the server reads them.
   showWaiting({ scope, setup = [] }, view) {
     const isRead = scope === "cluster" && !setup.some(({ missing }) => missing === "queue");
-    const pods = isRead || view === "queue" ? this.queue.count(view === "queue") : undefined;
+    const isShown = view === "queue";
+    const pods = isRead || isShown ? this.queue.count(isShown) : undefined;
+    const verb = pods === 1 ? "waits" : "wait";
     this.waiting = pods;
-    byId("queue-count").hidden = !pods;
-    setText(byId("queue-count"), pods ? count(pods) : "");
-    setAttribute(
-      byId("tab-queue"),
-      "title",
-      pods ? `${plural(pods, "pod")} ${pods === 1 ? "waits" : "wait"} for GPUs` : undefined,
-    );
+    showText(byId("queue-count"), pods ? count(pods) : "");
+    const title = pods ? `${plural(pods, "pod")} ${verb} for GPUs` : undefined;
+    setAttribute(byId("tab-queue"), "title", title);
   }
 
   // There is no view of this time yet, or no record of it.
   clear() {
     for (const id of ["overview", "alerts", "notes", "controls"]) byId(id).hidden = true;
-    this.message.replaceChildren(
-      ...(this.feed.isRejected ? rejection(this.feed, this.criteria) : ["Loading"]),
-    );
+    const content = this.feed.isRejected ? rejection(this.feed, this.criteria) : ["Loading"];
+    this.message.replaceChildren(...content);
     place(this.main, [this.message]);
   }
 
-  // Requests the nodes that the address selects, if the server does not list all of them. Waits while the user is typing.
-  aim(isPaged) {
+  // Requests another view if the address selects one. `isPaged`: the server does not list all
+  // nodes.
+  aimAgain(isPaged, anew) {
+    if (!isPaged && this.feed.url === viewPath()) return;
+    if (isPaged && this.isAimed && !anew) return;
     this.isAimed = isPaged;
     clearTimeout(this.aiming);
-    this.aiming = setTimeout(
-      () => this.feed.aim(isPaged ? pagePath(this.criteria) : viewPath()),
-      this.isTyping ? TYPING_MS : 0,
-    );
+    const wait = this.isTyping ? TYPING_MS : 0;
+    this.aiming = setTimeout(() => {
+      this.feed.aim(isPaged ? pagePath(this.criteria) : viewPath());
+    }, wait);
   }
 
   showPager({ paged, found, nodes }, view) {
     const pager = byId("pager");
-    pager.hidden = !paged || found === undefined || !["", "pods", "nodes"].includes(view);
-    if (pager.hidden) return;
-    const links = neighbours(this.criteria, found);
-    setText(
-      byId("pager-text"),
-      `${count(nodes.length)} of ${plural(found, "node")} with such GPUs, page ${count(pageOf(this.criteria))}`,
-    );
-    ["previous", "next"].forEach((name, i) => {
-      byId(`pager-${name}`).hidden = !links[i];
-      setAttribute(byId(`pager-${name}`), "href", links[i]);
-    });
+    const hasPages = paged && found !== undefined && ["", "pods", "nodes"].includes(view);
+    pager.hidden = !hasPages;
+    if (!hasPages) return;
+    const page = count(pageOf(this.criteria));
+    const shown = `${count(nodes.length)} of ${plural(found, "node")} with such GPUs`;
+    setText(byId("pager-text"), `${shown}, page ${page}`);
+    const [previous, next] = neighbours(this.criteria, found);
+    showLink(byId("pager-previous"), previous);
+    showLink(byId("pager-next"), next);
   }
 
-  showView(view, picture, anew, at) {
+  showView(view, picture, anew) {
     const { criteria, devices } = this;
     const back = writeHash(this.list);
-    if (view === "gpu")
-      this.gpu.show(
-        devices,
-        criteria,
-        back,
-        hasPods(picture, devices.find((device) => criteria.gpu.startsWith(device.uuid))?.node),
-      );
-    else if (view === "pod") this.pod.show(devices, criteria, back);
-    else if (view === "job") this.job.show(devices, criteria);
-    else if (view === "node") this.node.show(picture, devices, criteria, anew);
-    else if (view === "nodes") this.nodes.show(picture, devices, criteria);
-    else if (view === "pods") this.pods.show(devices, criteria, hasPods(picture), picture);
-    else if (view === "cost")
-      this.cost.show(criteria, hasPods(picture), this.feed.now(), picture.scope === "cluster");
-    else if (view === "savings") this.savings.show(criteria, this.waiting);
-    else if (view === "queue") this.queue.show(criteria);
-    else if (view === "events") this.events.show(criteria, hasPods(picture), this.feed.now());
-    else return this.showDevices(anew, at);
+    const isKube = hasPods(picture);
+    const isCluster = picture.scope === "cluster";
+    switch (view) {
+      case "gpu":
+        this.gpu.show(devices, criteria, back, hasPods(picture, this.shownDevice?.node));
+        break;
+      case "pod":
+        this.pod.show(devices, criteria, back);
+        break;
+      case "job":
+        this.job.show(devices, criteria);
+        break;
+      case "node":
+        this.node.show(picture, devices, criteria, anew);
+        break;
+      case "nodes":
+        this.nodes.show(picture, devices, criteria);
+        break;
+      case "pods":
+        this.pods.show(devices, criteria, isKube, picture);
+        break;
+      case "cost":
+        this.cost.show(criteria, isKube, this.feed.now(), isCluster);
+        break;
+      case "savings":
+        this.savings.show(criteria, this.waiting);
+        break;
+      case "queue":
+        this.queue.show(criteria);
+        break;
+      case "events":
+        this.events.show(criteria, isKube, this.feed.now());
+        break;
+    }
     place(this.main, [this[view].element]);
   }
 
-  showDevices(anew, at) {
+  // Shows the list of GPUs. `measured`: position and size of its place.
+  showDevices(anew, measured) {
     const { criteria } = this;
     const found = sorted(matching(this.devices, criteria), criteria.sort);
     if (isFiltered(criteria) && !this.feed.picture.paged) this.showCount(found);
     if (!found.length) {
       setText(this.message, emptyText(this.devices, criteria));
       place(this.main, [this.message]);
-    } else if (isMap(found, criteria)) {
-      place(this.main, [this.map.element]);
-      this.map.show(found, this.nodesByName, anew, at);
-    } else {
-      place(this.main, [this.tiles.element]);
-      this.tiles.show(found, this.nodesByName, !criteria.sort, anew);
+      return;
     }
+    if (isMap(found, criteria)) {
+      place(this.main, [this.map.element]);
+      this.map.show(found, this.nodesByName, anew, measured);
+      return;
+    }
+    place(this.main, [this.tiles.element]);
+    const isByNode = !criteria.sort;
+    this.tiles.show(found, this.nodesByName, isByNode, anew);
   }
 
   showCount(found) {
     const totals = totalsOf(found, this.priced);
     const { currency } = this.feed.picture;
     const texts = [`${count(found.length)} of ${plural(this.devices.length, "GPU")}`];
-    for (const [name, text] of [
-      ["allocated", "allocated"],
-      ["used", "used"],
-      ["idle", "idle"],
-      ["unknown", "use unknown"],
-      ["free", "free"],
-      ["unheld", "holder unknown"],
-      ["broken", "broken"],
-    ]) {
+    for (const [name, text] of COUNTED) {
       if (totals[name]) texts.push(`${parts(totals[name])} ${text}`);
     }
     if (totals.mean !== undefined) texts.push(`mean of used ${percent(totals.mean)}`);
@@ -419,12 +472,23 @@ class Page {
       const wasteText = totals.waste.text(perHour, currency);
       texts.push(`${perHour(totals.wasted, currency)} wasted (${wasteText})`);
     }
-    byId("shown").hidden = false;
-    setText(byId("shown"), texts.join(" \u00b7 "));
+    showText(byId("shown"), dotted(texts));
   }
 }
 
-// Returns whether to show the heat map. It is always ordered by node, so sorted lists are shown as tiles.
+// Returns the kind of a view, for the stylesheet.
+function kindOf(view) {
+  if (!view) return "list";
+  return VIEWS.includes(view) ? "table" : "one";
+}
+
+function showLink(link, href) {
+  link.hidden = !href;
+  setAttribute(link, "href", href);
+}
+
+// Returns whether to show the heat map. It is always ordered by node, so sorted lists are shown as
+// tiles.
 function isMap(found, criteria) {
   if (criteria.sort) return false;
   return criteria.show ? criteria.show === "map" : found.length > MOST_TILES;

@@ -3,8 +3,12 @@
 import { Alerts } from "./alerts.js";
 import { byId, h, place, plain, setAttribute, setText } from "./dom.js";
 import {
+  bounded,
   count,
+  dotted,
   duration,
+  gpuCount,
+  listed,
   money,
   moment,
   parts,
@@ -14,6 +18,7 @@ import {
   watts,
   UNKNOWN,
 } from "./format.js";
+import { CONNECTION_LOST } from "./feed.js";
 import { refusedText } from "./totals.js";
 
 const COLOURS = [
@@ -59,121 +64,127 @@ export class Overview {
     this.spread = COLOURS.map(([colour]) => h("span", { class: `is-${colour}` }));
     place(byId("spread"), this.spread);
     this.legend = COLOURS.map(([colour, text]) => new Entry(colour, text));
-    place(
-      byId("legend"),
-      this.legend.map((entry) => entry.element),
-    );
+    const entries = this.legend.map((entry) => entry.element);
+    place(byId("legend"), entries);
     this.alerts = new Alerts();
     this.health = { level: "", words: "", isOld: false };
   }
 
   show(picture, counted, devices) {
-    const totals = picture.taken_at === undefined ? { colours: {} } : counted; // no reading yet: totals are unknown
+    // Before the first reading, the totals are unknown.
+    const totals = picture.taken_at === undefined ? { colours: {} } : counted;
+    const scope = scopeText(picture);
     byId("overview").hidden = false;
-    setText(byId("scope"), scopeText(picture));
-    setAttribute(byId("scope"), "title", scopeText(picture));
+    setText(byId("scope"), scope);
+    setAttribute(byId("scope"), "title", scope);
     byId("simulated").hidden = !picture.simulated;
     this.showTotals(totals);
     setAttribute(this.used.button, "title", meanText(picture));
-    this.showMoney(picture, totals);
+    this.showCost(picture, totals);
+    this.showWaste(picture, totals);
     showSetup(picture.setup ?? []);
+    this.showColours(totals.colours, picture.paged);
+    const isAllOld = devices.every((device) => device.old);
+    this.alerts.show(picture, devices, isAllOld);
+    this.health = healthOf(devices, this.alerts, totals);
+  }
+
+  // `isPaged`: the server does not list all GPUs, so there are no numbers.
+  showColours(numbers, isPaged) {
     COLOURS.forEach(([colour], i) => {
-      const number = totals.colours[colour] ?? 0;
+      const number = numbers[colour] ?? 0;
       this.spread[i].style.flexGrow = number;
       this.spread[i].hidden = !number;
-      this.legend[i].show(picture.paged ? "" : count(number), !number);
+      this.legend[i].show(isPaged ? "" : count(number), !number);
     });
-    this.alerts.show(picture, devices, !devices.some((device) => !device.old));
-    this.health = healthOf(devices, this.alerts, totals);
   }
 
   // `view`: name of the view, for the title of the browser's tab.
   showTitle(picture, view) {
-    const sign = this.health.words ? `(${this.health.words}) ` : "";
-    document.title = `${sign}${[view, scopeText(picture), "podgpu"].filter(Boolean).join(" \u00b7 ")}`;
+    const { words } = this.health;
+    const sign = words ? `(${words}) ` : "";
+    const title = dotted([view, scopeText(picture), "podgpu"]);
+    document.title = `${sign}${title}`;
   }
 
   showTotals(totals) {
-    this.all.show(totals.gpus, totals.old ? `${count(totals.old)} old` : "");
-    this.held.show(totals.allocated, shareText(totals.allocated, totals.gpus));
-    this.used.show(
-      totals.used,
-      totals.mean === undefined || !totals.used ? "" : `mean ${percent(totals.mean)}`,
-    );
-    this.idle.show(totals.idle, shareText(totals.idle, totals.allocated));
-    const some = (number, text) => (number ? `${parts(number)} ${text}` : "");
-    this.unknown.show(totals.unknown, shareText(totals.unknown, totals.allocated));
-    this.unheld.show(
-      totals.unheld,
-      [some(totals.freeBusy, "busy, so not wasted"), some(totals.freeGone, "not answering")]
-        .filter(Boolean)
-        .join(", "),
-    );
-    this.free.show(totals.free, some(totals.freeBroken, "broken"));
-    const ofBroken = [
-      some(totals.gone, "not answering") || shareText(totals.broken, totals.gpus),
-      refusedText(totals),
-    ];
-    this.broken.show(totals.broken, ofBroken.filter(Boolean).join(", "));
+    const { gpus, allocated, used, idle, unknown, unheld, free, broken } = totals;
+    const isMeanKnown = used && totals.mean !== undefined;
+    this.all.show(gpus, totals.old ? `${count(totals.old)} old` : "");
+    this.held.show(allocated, shareText(allocated, gpus));
+    this.used.show(used, isMeanKnown ? `mean ${percent(totals.mean)}` : "");
+    this.idle.show(idle, shareText(idle, allocated));
+    this.unknown.show(unknown, shareText(unknown, allocated));
+    this.unheld.show(unheld, unheldText(totals));
+    this.free.show(free, someText(totals.freeBroken, "broken"));
+    this.broken.show(broken, brokenText(totals));
     this.power.show(watts(totals.power), "");
-    const shown = this.buttons.filter((total) => total !== this.unheld || totals.unheld > 0);
-    const money = totals.cost === undefined ? [] : [this.cost, this.wasted];
-    place(
-      byId("totals"),
-      [...shown, this.power, ...money].map((figure) => figure.element),
-    );
+
+    const buttons = this.buttons.filter((total) => total !== this.unheld || unheld > 0);
+    const elements = buttons.map((total) => total.element);
+    elements.push(this.power.element);
+    if (totals.cost !== undefined) elements.push(this.cost.element, this.wasted.element);
+    place(byId("totals"), elements);
   }
 
-  showMoney(picture, totals) {
-    const { cost, waste, wasted, unpriced } = totals;
-    this.cost.show(
-      `${unpriced ? "\u2265\u202f" : ""}${totalMoney(cost, picture.currency)}`,
-      unpriced ? unpricedText(unpriced) : "this month \u2192",
-      money(cost, picture.currency),
-    );
-    const parts = waste?.text(totalMoney, picture.currency) ?? "";
+  showCost({ currency }, { cost, unpriced }) {
+    const text = bounded(totalMoney(cost, currency), unpriced);
+    const more = unpriced ? unpricedText(unpriced) : "this month \u2192";
+    this.cost.show(text, more, money(cost, currency));
+  }
+
+  showWaste({ currency, at }, { waste, wasted, allocated }) {
+    const parts = waste?.text(totalMoney, currency);
     // A past state has no under-used time, except that of idle GPUs, which is 0.
-    const isPartly =
-      totals.allocated > 0 && (picture.at !== undefined || waste?.parts.underused === undefined);
-    const missing = isPartly ? "under-used not known" : "";
-    this.wasted.show(
-      totalMoney(wasted, picture.currency),
-      [[parts, missing].filter(Boolean).join(", "), "by whom \u2192"]
-        .filter(Boolean)
-        .join(" \u00b7 "),
-      money(wasted, picture.currency),
-    );
-    this.wasted.element.classList.toggle("is-none", !totals.wasted);
+    const isUnderusedKnown = at === undefined && waste?.parts.underused !== undefined;
+    const missing = allocated > 0 && !isUnderusedKnown && "under-used not known";
+    const more = dotted([listed([parts, missing]), "by whom \u2192"]);
+    this.wasted.show(totalMoney(wasted, currency), more, money(wasted, currency));
+    this.wasted.element.classList.toggle("is-none", !wasted);
   }
 
-  // `shows`: kind of view: a list of GPUs, a table, or one GPU, pod or node. The stylesheet hides the totals of the latter.
+  // `shows`: kind of view: a list of GPUs, a table, or one GPU, pod or node. The stylesheet hides
+  // the totals of the latter.
   showChosen(criteria, shows) {
     document.body.dataset.shows = shows;
-    for (const total of this.buttons)
+    for (const total of this.buttons) {
       total.press(shows === "list" && criteria.state === total.state);
+    }
   }
 
   showState(feed) {
     const status = byId("status");
     const { state } = feed;
-    const health =
-      feed.isRejected || state === "lost" || state === "failed" || state === "waiting"
-        ? ""
-        : this.health.level;
-    const text = stateText(feed);
+    const isHealthKnown = !feed.isRejected && !["lost", "failed", "waiting"].includes(state);
+    const health = isHealthKnown ? this.health.level : "";
     const isSaid = state === "old" && this.health.isOld;
     const words = health && !isSaid ? `${this.health.words}. ` : "";
-    setText(byId("status-text"), `${words}${text}`);
-    if (status.dataset.state !== state || status.dataset.health !== health) {
-      status.dataset.state = state;
-      status.dataset.health = health;
-      document.body.dataset.feed = state;
-      setText(
-        byId("announced"),
-        feed.failure || feed.fault || `${words}${STATE_TEXT[state] ?? ""}`,
-      );
-    }
+    setText(byId("status-text"), `${words}${stateText(feed)}`);
+
+    const isSame = status.dataset.state === state && status.dataset.health === health;
+    if (isSame) return;
+    status.dataset.state = state;
+    status.dataset.health = health;
+    document.body.dataset.feed = state;
+    const announced = feed.failure || feed.fault || `${words}${STATE_TEXT[state] ?? ""}`;
+    setText(byId("announced"), announced);
   }
+}
+
+function someText(number, text) {
+  return number ? `${parts(number)} ${text}` : "";
+}
+
+function unheldText({ freeBusy, freeGone }) {
+  const busy = someText(freeBusy, "busy, so not wasted");
+  const gone = someText(freeGone, "not answering");
+  return listed([busy, gone]);
+}
+
+function brokenText(totals) {
+  const gone = someText(totals.gone, "not answering");
+  const share = shareText(totals.broken, totals.gpus);
+  return listed([gone || share, refusedText(totals)]);
 }
 
 // Shows what the page cannot show yet, and the settings that add it.
@@ -185,10 +196,10 @@ function showSetup(hints) {
   box.hidden = !hints.length;
   const names = hints.map((hint) => SETUP_NAMES[hint.missing] ?? plain(hint.missing));
   setText(byId("setup-summary"), `To set up: ${names.join(", ")}`);
-  place(
-    byId("setup-list"),
-    hints.map((hint) => h("li", {}, `${plain(hint.says)} `, h("code", {}, plain(hint.do)))),
+  const items = hints.map((hint) =>
+    h("li", {}, `${plain(hint.says)} `, h("code", {}, plain(hint.do))),
   );
+  place(byId("setup-list"), items);
 }
 
 const SETUP_NAMES = {
@@ -201,36 +212,37 @@ const SETUP_NAMES = {
 
 // Says that costs do not include some of the allocated GPUs.
 export function unpricedText(gpus) {
-  return `without ${parts(gpus)} ${gpus === 1 ? "GPU" : "GPUs"} that ${gpus === 1 ? "has" : "have"} no price`;
+  const verb = gpus === 1 ? "has" : "have";
+  return `without ${gpuCount(gpus)} that ${verb} no price`;
 }
 
 function stateText(feed) {
-  const { state } = feed;
+  const { state, age } = feed;
   if (state === "failed") return feed.fault;
   if (state === "past") return feed.isRejected ? "No record" : `As of ${moment(feed.picture.at)}`;
-  const age =
-    feed.age === undefined || state === "waiting"
-      ? ""
-      : `, ${state === "lost" ? "figures " : ""}${duration(feed.age)} old`;
-  if (state === "lost") {
-    const since =
-      feed.failure === "Connection lost" ? ` ${duration(Date.now() / 1000 - feed.lostAt)} ago` : "";
-    return `${feed.failure}${since}${age}`;
-  }
-  return state === "old" && feed.age === undefined ? NO_FIGURES : `${STATE_TEXT[state]}${age}`;
+  if (state === "lost") return lostText(feed);
+  if (state === "waiting") return STATE_TEXT.waiting;
+  if (age !== undefined) return `${STATE_TEXT[state]}, ${duration(age)} old`;
+  return state === "old" ? NO_FIGURES : STATE_TEXT[state];
+}
+
+function lostText({ failure, lostAt, age }) {
+  const texts = [failure];
+  if (failure === CONNECTION_LOST) texts.push(` ${duration(Date.now() / 1000 - lostAt)} ago`);
+  if (age !== undefined) texts.push(`, figures ${duration(age)} old`);
+  return texts.join("");
 }
 
 // Green only if there is no problem; problems are also shown as text.
 function healthOf(devices, alerts, totals) {
-  const grave =
-    alerts.severity === "broken" || devices.some((device) => device.severity === "broken");
-  const level = grave ? "broken" : "warning";
-  if (totals.broken) return { level, words: `${count(totals.broken)} broken`, isOld: false };
-  if (alerts.number)
-    return { level, words: plural(alerts.number, grave ? "alert" : "warning"), isOld: false };
-  if (totals.kubernetes_unhealthy)
-    return { level: "warning", words: refusedText(totals), isOld: false };
-  if (totals.old) return { level, words: `${count(totals.old)} old`, isOld: true };
+  const hasBrokenGpu = devices.some((device) => device.severity === "broken");
+  const isGrave = hasBrokenGpu || alerts.severity === "broken";
+  const level = isGrave ? "broken" : "warning";
+  const problem = (words) => ({ level, words, isOld: false });
+  if (totals.broken) return problem(`${count(totals.broken)} broken`);
+  if (alerts.number) return problem(plural(alerts.number, isGrave ? "alert" : "warning"));
+  if (totals.kubernetes_unhealthy) return { ...problem(refusedText(totals)), level: "warning" };
+  if (totals.old) return { ...problem(`${count(totals.old)} old`), isOld: true };
   return { level: "", words: "", isOld: false };
 }
 
@@ -266,8 +278,9 @@ class Plain {
   constructor(name, kind, href) {
     this.value = h("span", { class: "total-value" });
     this.more = h("span", { class: "total-more" });
-    const inside = [this.value, h("span", { class: "total-name" }, name), this.more];
-    const total = h(href ? "a" : "div", { class: `total total-${kind}`, href }, ...inside);
+    const title = h("span", { class: "total-name" }, name);
+    const tag = href ? "a" : "div";
+    const total = h(tag, { class: `total total-${kind}`, href }, this.value, title, this.more);
     this.element = h("li", { class: "is-plain" }, total);
   }
 
@@ -303,10 +316,14 @@ function scopeText(picture) {
   return picture.paged ? "Cluster" : `Cluster, ${plural(nodes.length, "node")}`;
 }
 
-// `avg_GPU_utilization` is the mean of the field in --used-field, so it may differ from the mean below "Used".
+// `avg_GPU_utilization` is the mean of the field in --used-field, so it may differ from the mean
+// below "Used".
 function meanText({ used_field: field, used_utilization_ratio: ratio }) {
   if (!field) return undefined;
-  return `The mean shown here is of the GPU utilisation. The metric avg_GPU_utilization is ${percent(ratio)}: it is the mean of the field ${plain(field)} (option --used-field) over the GPUs in use.`;
+  const shown = "The mean shown here is of the GPU utilisation.";
+  const metric = `The metric avg_GPU_utilization is ${percent(ratio)}`;
+  const mean = `it is the mean of the field ${plain(field)} (option --used-field)`;
+  return `${shown} ${metric}: ${mean} over the GPUs in use.`;
 }
 
 function shareText(part, whole) {
