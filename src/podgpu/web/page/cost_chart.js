@@ -194,7 +194,8 @@ export class SmallCosts {
     const { cost, gpu_hours: hours, mean_use: use } = data.totals;
     const total = all.write(all.isCost ? cost : hours);
     const length = plural(steps, all.unit);
-    setText(this.meaning, `bars: ${all.isCost ? "cost" : all.title}, line: use`);
+    const figure = all.isCost ? "cost" : "GPU-hours";
+    setText(this.meaning, `bars: ${figure}, line: use`);
     const useText = use !== undefined && `${percent(use)} used of what is held`;
     setText(this.text, dotted([`${all.title}, last ${length}: ${total}`, useText]));
 
@@ -285,10 +286,11 @@ class Bars {
     const sum = this.sums[step];
     const isPartial = sum !== undefined && !this.complete[step];
     const total = sum === undefined ? "no record" : this.exact(sum);
+    const end = isPartial ? PARTIAL : "";
     const parts = this.lines.filter(({ values }) => values[step] > 0);
     const before = this.previous[step];
     return dotted([
-      `${this.timeText(step)}: ${total}${isPartial ? PARTIAL : ""}`,
+      `${this.timeText(step)}: ${total}${end}`,
       ...parts.map(({ name, values }) => `${name} ${this.exact(values[step])}`),
       Number.isFinite(before) && `period before ${this.exact(before)}`,
     ]);
@@ -411,8 +413,9 @@ function legendOf(bars) {
 
 function lineEntry({ name, tint, forecast }) {
   const meaning = tint === "free" ? "paid for, held by nobody" : "";
-  const more = [meaning, forecast].filter(Boolean).join("; ");
-  return legendEntry(tint, h("bdi", {}, name), more ? ` (${more})` : "");
+  const texts = [meaning, forecast].filter(Boolean).join("; ");
+  const more = texts ? ` (${texts})` : "";
+  return legendEntry(tint, h("bdi", {}, name), more);
 }
 
 function legendEntry(tint, ...content) {

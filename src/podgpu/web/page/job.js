@@ -224,7 +224,8 @@ function rowsOf(devices, { kind, namespace, name }, measured) {
     for (const holder of device.holders) {
       if (holder.namespace !== namespace || holder.owner !== owner) continue;
       const { part } = holder;
-      const key = `${device.node}/${device.uuid}/${part ? part.id : ""}`;
+      const instance = part ? part.id : "";
+      const key = `${device.node}/${device.uuid}/${instance}`;
       if (!rows.has(key)) rows.set(key, new DeviceRow(key, device, part, values.get(key) ?? {}));
       rows.get(key).holders.push(holder);
     }

@@ -256,19 +256,23 @@ export function hasPods(picture, name) {
   return picture.scope !== "node" && !hasUsers;
 }
 
-function factsOf(totals, memory, currency) {
-  return [
-    fact("GPUs", parts(totals.gpus)),
-    fact("Allocated", parts(totals.allocated)),
-    fact("Used", parts(totals.used)),
-    totals.idle > 0 && fact("Idle", parts(totals.idle)),
-    totals.unknown > 0 && fact("Use unknown", parts(totals.unknown)),
-    fact("Free", parts(totals.free)),
-    totals.unheld > 0 && fact("Holder unknown", parts(totals.unheld)),
-    totals.mean !== undefined && fact("Mean of used", percent(totals.mean)),
-    fact("Memory", memoryOf(memory.memoryUsed, memory.memoryTotal)),
-    fact("Power", watts(totals.power)),
-    totals.cost !== undefined && fact("Cost", perHour(totals.cost, currency)),
-    totals.wasted > 0 && fact("Wasted", totals.waste.fullText(perHour, currency)),
-  ].filter(Boolean);
+function factsOf(totals, { memoryUsed, memoryTotal }, currency) {
+  const facts = [];
+  const add = (title, text) => facts.push(fact(title, text));
+  const addSome = (title, number) => {
+    if (number > 0) add(title, parts(number));
+  };
+  add("GPUs", parts(totals.gpus));
+  add("Allocated", parts(totals.allocated));
+  add("Used", parts(totals.used));
+  addSome("Idle", totals.idle);
+  addSome("Use unknown", totals.unknown);
+  add("Free", parts(totals.free));
+  addSome("Holder unknown", totals.unheld);
+  if (totals.mean !== undefined) add("Mean of used", percent(totals.mean));
+  add("Memory", memoryOf(memoryUsed, memoryTotal));
+  add("Power", watts(totals.power));
+  if (totals.cost !== undefined) add("Cost", perHour(totals.cost, currency));
+  if (totals.wasted > 0) add("Wasted", totals.waste.fullText(perHour, currency));
+  return facts;
 }

@@ -267,11 +267,9 @@ function namesText(pods) {
 
 function gainText(line, currency) {
   const saved = filled(line.saved);
-  const isPack = line.kind === "pack";
-  return listed([
-    isPack ? `${gpuCount(line.freed_gpus)} together` : `saves ${gpuCount(saved.gpus)}`,
-    saved.cost && `${money(saved.cost, currency)} per month`,
-  ]);
+  const price = saved.cost && `${money(saved.cost, currency)} per month`;
+  if (line.kind === "pack") return listed([`${gpuCount(line.freed_gpus)} together`, price]);
+  return listed([`saves ${gpuCount(saved.gpus)}`, price]);
 }
 
 function costText({ cost }, currency) {
