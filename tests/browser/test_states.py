@@ -258,6 +258,22 @@ def test_an_error_of_the_page_is_said_until_the_figures_are_shown(
     tab.errors.clear()
 
 
+def test_the_page_goes_on_if_the_server_is_away_after_a_time_without_a_record(
+    tab: Tab, url: str
+) -> None:
+    opened(tab, url)
+    state = "document.querySelector('#status').dataset.state"
+    answer = """new Response('{"error": "no record of this time"}', {status: 400})"""
+    tab.evaluate(f"window.server = fetch, window.fetch = async () => {answer}, 0")
+    tab.evaluate("location.hash = '#at=1700000000'")
+    tab.wait_for("document.querySelector('#status-text').innerText === 'No record'")
+    tab.evaluate("window.fetch = async () => { throw new TypeError('no connection') }, 0")
+    tab.evaluate("location.hash = '#'")
+    tab.wait_for(f"{state} === 'lost'", "the connection is lost")
+    tab.evaluate("window.fetch = window.server, 0")
+    tab.wait_for(f"{state} === 'live'", "the page asks again", patience=20)
+
+
 def test_times_that_are_no_date_are_not_known(tab: Tab, url: str, shown: Showing) -> None:
     lost = ConditionView(condition="lost", since=1e308, says="it is lost", do="")
     shown.picture = picture(node("n1", [gpu(0, "n1", utilization=0.5, conditions=[lost])]))

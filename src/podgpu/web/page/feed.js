@@ -53,10 +53,11 @@ export class Feed {
     try {
       picture = await this.take(await this.answer());
       this.failure = "";
-      this.isRejected = false;
       this.lostAt = undefined;
     } catch (error) {
-      this.failure = error instanceof Refused ? error.message : CONNECTION_LOST;
+      const isAnswered = error instanceof Refused;
+      this.failure = isAnswered ? error.message : CONNECTION_LOST;
+      if (!isAnswered) this.isRejected = false;
       this.lostAt ??= Date.now() / 1000;
     }
     if (picture) this.show(picture);
@@ -93,6 +94,8 @@ export class Feed {
   // Returns the picture if it is new, or if the last attempt to show it failed.
   async take(response) {
     this.compareClocks(response.headers.get("Date"));
+    // Then the request is wrong, so it is not repeated.
+    this.isRejected = response.status === 400;
     if (response.status === 304) return this.fault ? this.picture : undefined;
     if (response.status === 401) throw new Refused("Signed out: reload the page to sign in");
     if (response.status === 429) throw new Refused("Too many requests, trying again");
@@ -108,7 +111,6 @@ export class Feed {
   async refusal(response) {
     const { error, ...facts } = await response.json().catch(() => ({}));
     this.facts = facts;
-    this.isRejected = response.status === 400; // the request is wrong, so it is not repeated
     if (this.isRejected) return new Refused(plain(error ?? "The server rejects this request"));
     const isText = typeof error === "string";
     const reason = isText ? plain(error) : `The server responds with ${response.status}`;
