@@ -57,6 +57,7 @@ export class Feed {
     } catch (error) {
       const isAnswered = error instanceof Refused;
       this.failure = isAnswered ? error.message : CONNECTION_LOST;
+      // Without an answer, it is not known whether the request is wrong, so it is repeated.
       if (!isAnswered) this.isRejected = false;
       this.lostAt ??= Date.now() / 1000;
     }

@@ -152,8 +152,7 @@ export function roundParts(values, digits = 2) {
   const exact = values.map((value) => value * unit);
   // The summand keeps 2.9999999999, which is a 3 with an error of the sum, from becoming 2.
   const rounded = exact.map((value) => Math.floor(value + 1e-7));
-  const remainder = (i) => exact[i] - rounded[i];
-  const remainders = values.map((_, i) => ({ i, size: remainder(i) }));
+  const remainders = exact.map((value, i) => ({ i, size: value - rounded[i] }));
   remainders.sort((a, b) => b.size - a.size);
 
   const missing = Math.round(sumOf(exact)) - sumOf(rounded);
