@@ -26,6 +26,7 @@ from podgpu.labs.demo import (
     CYCLE_SECONDS,
     OTHER_GPUS,
     Act,
+    DemoExporter,
     find_owners,
     make_exporter,
     make_node,
@@ -65,21 +66,11 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
     log.setLevel(logging.ERROR)
     read_price_file = read_prices(prices)
     with ExitStack() as stack:
-        nodes = []
-        for number, spec in enumerate([gpus, *OTHER_GPUS]):
-            node = stack.enter_context(make_node(number, spec, Clock()))
-            nodes.append(node)
-            pods = len(node.kubelet.pods)
-            content = f"{pods} pods" if pods else "a node without Kubernetes"
-            click.echo(f"SIMULATED {node.name}: {spec}, {content}")
-
+        nodes = _make_nodes([gpus, *OTHER_GPUS], stack)
         exporters = [make_exporter(node, read_price_file) for node in nodes]
-        # In parallel, because each exporter waits a second between its first two readings.
-        with ThreadPoolExecutor(len(exporters)) as pool:
-            warm_ups = [pool.submit(exporter.agent.warm_up) for exporter in exporters]
-        for warm_up in warm_ups:
-            warm_up.result()  # raises its error
+        _warm_up(exporters)
 
+        # Filled when the exporters listen, because only then are their ports known.
         targets: list[str] = []
         engines = DemoEngines(nodes)
         make_collector = partial(
@@ -93,8 +84,10 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         recorder = cluster_recorder(cluster)
         price_list, _ = read_price_file()
         write_past(exporters, recorder, price_list, time.time())
+        # Writing takes so long that the last values may be too old by now.
         for exporter in exporters:
-            exporter.agent.read_telemetry()  # the last values may be too old by now
+            exporter.agent.read_telemetry()
+
         past = SqlitePast(recorder, lambda: cluster.published.state)
         savings = SavingsWatch(past)
         cluster.read_savings = savings.read
@@ -105,6 +98,7 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
         for number, exporter in enumerate(exporters):
             services += [exporter.agent, exporter.recorder]
             listeners.append(Listener(exporter.application, _choose_address(address, number)))
+
         services += [cluster, recorder, savings]
         listeners.append(Listener(engines.application, Address(_LOOPBACK, 0)))
         listeners.append(Listener(app, cluster_address, "--cluster-address"))
@@ -117,10 +111,10 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
             # In the order of `listeners`.
             *node_addresses, engines_address, bound_cluster = bound
             engines.port = engines_address.port
-
             for node_address in node_addresses:
                 host = node_address.host or _LOOPBACK
                 targets.append(f"http://{host}:{node_address.port}/metrics")
+
             _print_overview(nodes, node_addresses, bound_cluster, script)
             log.setLevel(logging.NOTSET)
             arguments = (script, stopping)
@@ -128,6 +122,27 @@ def command(address: Address, cluster_address: Address, gpus: str, calm: bool, p
 
         run(services, listeners, on_listening)
     click.echo("demo ended")
+
+
+def _make_nodes(specs: Sequence[str], stack: ExitStack) -> list[DemoNode]:
+    """Makes and prints a node for each spec, such as `8xH100`. The stack closes them."""
+    nodes = []
+    for number, spec in enumerate(specs):
+        node = stack.enter_context(make_node(number, spec, Clock()))
+        nodes.append(node)
+        pods = len(node.kubelet.pods)
+        content = f"{pods} pods" if pods else "a node without Kubernetes"
+        click.echo(f"SIMULATED {node.name}: {spec}, {content}")
+    return nodes
+
+
+def _warm_up(exporters: Sequence[DemoExporter]) -> None:
+    # In parallel, because each exporter waits a second between its first two readings.
+    with ThreadPoolExecutor(len(exporters)) as pool:
+        warm_ups = [pool.submit(exporter.agent.warm_up) for exporter in exporters]
+    # Raises the error of a failed one.
+    for warm_up in warm_ups:
+        warm_up.result()
 
 
 def _choose_address(address: Address, number: int) -> Address:

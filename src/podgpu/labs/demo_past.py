@@ -305,6 +305,7 @@ class _PastDevice(NamedTuple):
                 yield ConditionRecord(IDLE, text, account=_account_of(tenant))
 
     def _compute_activity(self, loads: Mapping[Tenant, float]) -> LoadActivity:
+        # For an instance, or a GPU without instances, loads are fractions of the device itself.
         sizes: dict[int | None, float] = {}
         if self.instance is None and self.gpu.instances:
             sizes.update(_divide(self.gpu))
@@ -318,7 +319,7 @@ class _PastDevice(NamedTuple):
             process = self.node.load_of(tenant)
             tensor += work * process.tensor
 
-        return LoadActivity(use, tensor, DRAM * use)
+        return LoadActivity(busy=use, tensor=tensor, dram=DRAM * use)
 
     def _has_engine(self, pod: str) -> bool:
         return any(tenant.pod == pod and find_model(tenant) for tenant in self.node.tenants)

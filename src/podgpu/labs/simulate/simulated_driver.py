@@ -487,7 +487,10 @@ class RoundRobinLog:
 def read_simulated(
     driver: SimulatedNvml, clock: Clock, logs: SwitchLogFactory, sees_processes: bool = True
 ) -> NvmlTelemetry:
-    """Returns the source that reads this driver. `logs`: its method; its logs are simulated."""
+    """Returns the source that reads this driver.
+
+    Keeps the method of `logs` (`--usage-from`), but opens simulated logs of context switches.
+    """
     count = len(driver.gpus)
 
     def open_log(gpu: Device, _version: str) -> RoundRobinLog:
@@ -496,10 +499,10 @@ def read_simulated(
     simulated_logs = replace(logs, open_log=open_log, privileged=lambda: True)
     return NvmlTelemetry(
         driver,
-        "simulated",
-        lambda: count,
-        clock.monotonic,
-        clock.wall,
-        sees_processes,
-        simulated_logs,
+        name="simulated",
+        count_expected=lambda: count,
+        clock=clock.monotonic,
+        wall=clock.wall,
+        sees_processes=sees_processes,
+        switch_logs=simulated_logs,
     )

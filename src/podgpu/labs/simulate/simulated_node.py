@@ -54,13 +54,13 @@ class Tenant:
         return self.namespace, self.pod
 
 
-def users() -> list[Tenant]:
+def _list_processes() -> list[Tenant]:
     """Returns the processes on the first two GPUs of a node without Kubernetes."""
-    process = partial(Tenant, "", "", "", "", "")
+    make_process = partial(Tenant, namespace="", pod="", container="", resource="", device_id="")
     return [
-        process(0, duty=0.85, memory=17 * _GIB, user="ada"),
-        process(1, duty=0.6, memory=9 * _GIB, user="ben", job="4711"),
-        process(1, duty=0.2, memory=4 * _GIB, user="cleo"),
+        make_process(gpu=0, duty=0.85, memory=17 * _GIB, user="ada"),
+        make_process(gpu=1, duty=0.6, memory=9 * _GIB, user="ben", job="4711"),
+        make_process(gpu=1, duty=0.2, memory=4 * _GIB, user="cleo"),
     ]
 
 
@@ -291,7 +291,7 @@ class DemoNode:
         self._pids: dict[Tenant, int] = {}
 
         self.kubelet = SimulatedKubelet(str(self.root / "kubelet.sock"))
-        present = users() if self.is_plain else tenants(self.driver, self.first)
+        present = _list_processes() if self.is_plain else tenants(self.driver, self.first)
         self.add_tenants(*present)
 
     def __enter__(self) -> Self:
