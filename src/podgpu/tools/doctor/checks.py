@@ -650,31 +650,25 @@ def check_holders(
         yield note("kubelet", text)
         return
 
-    responses: list[Any] = []  # the kubelet's response, if it could be read
-
-    def read(source: AllocationSource) -> Allocation:
-        if not isinstance(source, KubeletAllocation):
-            return source.assignments(readings.devices)
-        response = source.list_pods()
-        responses.append(response)
-        return source.map_pods(response, readings.devices)
-
     allocations: dict[str, Allocation] = {}
     gpu_resources: frozenset[str] = frozenset()
+    held_resources: list[str] = []
     by_name = {source.name: source for source in sources}
-    jobs = {name: partial(read, source) for name, source in by_name.items()}
+    jobs = {name: partial(_read_holders, source, readings) for name, source in by_name.items()}
     results = workers.run(jobs, deadline)
     for name, source in by_name.items():
         if isinstance(source, KubeletAllocation):
             gpu_resources = source.resource_names
-        allocation = results[name].value
-        if allocation is None:
-            yield _explain_error(name, results[name].error, kubelet_required)
+        result = results[name]
+        if result.value is None:
+            yield _explain_error(name, result.error, kubelet_required)
             continue
 
+        allocation, response = result.value
         allocations[name] = allocation
         if isinstance(source, KubeletAllocation):
-            yield from _check_kubelet(source.socket, responses[0], allocation, api)
+            held_resources = _list_resources(response)
+            yield from _check_kubelet(source.socket, response, allocation, api)
         else:
             count = len(allocation.assignments) + len(allocation.unmapped)
             yield ok(name, plural(count, "assignment"))
@@ -684,9 +678,16 @@ def check_holders(
 
     names = workers.run({"names": identities.read}, deadline)["names"].value or Identities()
     merged = _merge_allocations(allocations, names, readings.devices)
-    resources = _list_resources(responses)
-    yield from _check_mapping(merged, readings, selection, gpu_resources, resources)
+    yield from _check_mapping(merged, readings, selection, gpu_resources, held_resources)
     yield from _check_kubernetes_health(merged, names, readings)
+
+
+def _read_holders(source: AllocationSource, readings: GpuReadings) -> tuple[Allocation, Any]:
+    """Returns the holders, and the kubelet's response (None for other sources)."""
+    if not isinstance(source, KubeletAllocation):
+        return source.assignments(readings.devices), None
+    response = source.list_pods()
+    return source.map_pods(response, readings.devices), response
 
 
 def _merge_allocations(
@@ -724,13 +725,12 @@ def _check_kubernetes_health(
             yield note("health", text, advice)
 
 
-def _list_resources(responses: Iterable[Any]) -> list[str]:
+def _list_resources(response: Any) -> list[str]:
     """Returns the names of all resources that pods hold."""
     resources: set[str] = set()
-    for response in responses:
-        for pod in response.pod_resources:
-            for container in pod.containers:
-                resources.update(entry.resource_name for entry in container.devices)
+    for pod in response.pod_resources:
+        for container in pod.containers:
+            resources.update(entry.resource_name for entry in container.devices)
     return sorted(resources)
 
 
@@ -875,10 +875,11 @@ def _explain_unmapped(
 
     if unmapped.reason != "unrecognised_id":
         explanation = explain(unmapped)
-        finding = note if explanation.harmless else wrong
-        text = f"{text} ({unmapped.source}): {explanation.reason}"
-        return finding("mapping", text, explanation.advice)
+        make_finding = note if explanation.harmless else wrong
+        explained = f"{text} ({unmapped.source}): {explanation.reason}"
+        return make_finding("mapping", explained, explanation.advice)
 
+    # The kubelet also lists devices that are no GPUs.
     resource = unmapped.resource
     is_gpu = resource in resource_names or resource.startswith(_GPU_RESOURCES)
     if unmapped.source == "kubelet" and not is_gpu:
