@@ -25,13 +25,14 @@ from podgpu.pending.quotas import HeldWorkload, Quotas
 
 
 class CandidateNode:
-    """A node with its pods, and with what they have of it."""
+    """A node, its pods, and what they use of it."""
 
     def __init__(self, node: NodeRecord, pods: Sequence[BoundPod]) -> None:
         self.node = node
         self.pods = pods
         self.used: dict[str, int] = defaultdict(int)  # thousandths, by resource
-        self.used_groups: dict[str, float] = defaultdict(float)  # fraction, by group of KAI
+        # Fractions of GPUs. KAI gives each GPU that pods share the name of a group.
+        self.used_groups: dict[str, float] = defaultdict(float)
         for pod in pods:
             self.reserve(pod.amounts)
             if pod.share is not None:

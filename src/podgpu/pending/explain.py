@@ -43,9 +43,10 @@ from podgpu.pending.unblocking import Unblock, UnblockingSearch
 
 SHARE_MEMORY = "gpu-memory"
 _UNSEEN_SECONDS = 30.0  # a scheduler may need this long until it looks at a new pod
-_MAX_KINDS = 500  # different pods that are explained
-_MAX_CHECKS = 200_000  # of such a pod and a node; 100,000 take about two seconds
-_LEAST_KINDS = 20
+# How many wishes (pods with different needs) are explained: fewer if there are many nodes.
+_MAX_WISHES = 500
+_MIN_WISHES = 20
+_MAX_CHECKS = 200_000  # of a wish and a node; 100,000 take about two seconds
 _MAX_EXPRESSION = 200
 _PART_OF_GPU = re.compile("mem|core|percent|ratio", re.IGNORECASE)
 
@@ -110,7 +111,7 @@ class Explainer:
 
         nodes = max(1, len(self.cluster.candidates))
         affordable = _MAX_CHECKS // nodes
-        self._max_kinds = min(_MAX_KINDS, max(_LEAST_KINDS, affordable))
+        self._max_wishes = min(_MAX_WISHES, max(_MIN_WISHES, affordable))
 
     def requests_gpu(self, pod: PendingPod) -> bool:
         if pod.needs.gpu_amounts or pod.needs.share is not None:
@@ -270,11 +271,12 @@ class Explainer:
         specs = []
         claim_selectors = []
         for named in pod.claims:
-            claim = self.cluster.claims.get((pod.namespace, named.claim))
-            if claim is not None and claim.is_allocated:
+            # `_find_obstacle` has found that all claims exist.
+            claim = self.cluster.claims[pod.namespace, named.claim]
+            if claim.is_allocated:
                 claim_selectors.append((claim.name, claim.node_selector))
             # A claim for monitoring (adminAccess) takes no device, so it fits everywhere.
-            elif claim is not None and claim.spec.requests:
+            elif claim.spec.requests:
                 specs.append(claim.spec)
 
         gpus = self._select_checked(pod.needs)
@@ -296,8 +298,8 @@ class Explainer:
     def _explain_fit(self, wish: Wish) -> FitExplanation:
         if wish in self._fits:
             return self._fits[wish]
-        if len(self._fits) >= self._max_kinds:
-            too_many = Reason(key="many", total=self._max_kinds)
+        if len(self._fits) >= self._max_wishes:
+            too_many = Reason(key="many", total=self._max_wishes)
             return FitExplanation((too_many,))
 
         self._fits[wish] = self._compute_fit(wish)

@@ -24,7 +24,7 @@ class IdlePod(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def list_idle_pods(state: ClusterState) -> dict[PodName, IdlePod]:
-    """Pods with a GPU that they use, or of which this is unknown, are left out."""
+    """Returns the pods that use none of their GPUs. If one is unknown, the pod does not count."""
     parts: dict[PodName, list[HeldPart]] = {}
     for node in state.nodes:
         for part in node.held:
@@ -53,6 +53,7 @@ def _make_idle_pod(state: ClusterState, parts: list[HeldPart]) -> IdlePod | None
         gpus += part.gpu_fraction
         cost = add_known(cost, part.cost_per_hour)
 
+    # All parts are of the same pod.
     first = parts[0]
 
     return IdlePod(
@@ -60,6 +61,7 @@ def _make_idle_pod(state: ClusterState, parts: list[HeldPart]) -> IdlePod | None
         pod=first.holder.pod,
         owner=first.owner,
         gpus=gpus,
+        # The pod is idle since the last of its GPUs became idle.
         idle_since=max(starts),
         cost_per_hour=cost,
     )

@@ -118,21 +118,24 @@ def _list_supplies(
 
 
 def _is_reserved(cluster: ClusterIndex, wish: Wish, candidate: CandidateNode, taken: Taken) -> bool:
-    """Returns True if preempting pods need the rest of the node."""
-    preempting = []
+    """Returns True if the rest of the node is for pods that preempt others there.
+
+    As in the scheduler, a pod may not take the place of such a pod of its own priority or a higher.
+    """
+    nominated = []
     for pod in cluster.nominated.get(candidate.node.name, ()):
         if pod.needs.priority >= wish.needs.priority:
-            preempting.append(pod)
+            nominated.append(pod)
 
-    if not preempting:
+    if not nominated:
         return False
 
-    later = CandidateNode(candidate.node, candidate.pods)
-    for pod in preempting:
-        later.reserve(pod.needs.amounts)
+    with_nominated = CandidateNode(candidate.node, candidate.pods)
+    for pod in nominated:
+        with_nominated.reserve(pod.needs.amounts)
 
-    supplies = _list_supplies(cluster, wish, later, taken)
-    return any(_list_busy(wish, later, supplies))
+    supplies = _list_supplies(cluster, wish, with_nominated, taken)
+    return any(_list_busy(wish, with_nominated, supplies))
 
 
 def _measure_share(share: GpuShare, candidate: CandidateNode) -> Supply:

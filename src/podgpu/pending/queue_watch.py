@@ -32,8 +32,10 @@ from podgpu.pending.quotas import (
 )
 
 _PAGE_SIZE = 500
-_KEEP_SECONDS = 5.0  # an answer is computed at most this often
-_LEAST_REST = 4.0  # and is kept for at least this multiple of the time that it took
+_MIN_KEEP_SECONDS = 5.0
+# An answer is also kept for this multiple of the time that it took. So at most a fifth of a core is
+# used, however large the cluster is.
+_KEEP_FACTOR = 4.0
 _SYNC_SECONDS = 10.0  # the first question waits at most this long for each list
 _UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -108,11 +110,12 @@ class QueueWatch:
     def read(self) -> QueueSnapshot:
         """Raises SourceError if pods or nodes have not been read yet."""
         with self._lock:
-            now = self._clock.monotonic()
-            if self._latest is None or now >= self._keep_until:
+            started = self._clock.monotonic()
+            if self._latest is None or started >= self._keep_until:
                 self._latest = self._compute()
                 done = self._clock.monotonic()
-                self._keep_until = done + max(_KEEP_SECONDS, _LEAST_REST * (done - now))
+                keep_seconds = max(_MIN_KEEP_SECONDS, _KEEP_FACTOR * (done - started))
+                self._keep_until = done + keep_seconds
             return self._latest
 
     def _compute(self) -> QueueSnapshot:
