@@ -121,15 +121,16 @@ def _make_api(
             return proxy
         return None
 
-    certificate = Pem(file=options["api_cert_file"])
+    pem = Pem(file=options["api_cert_file"])
     key = Pem(file=options["api_key_file"])
     updater = None
     service = options["api_service"]
     if service:
         namespace, _, name = service.partition("/")
-        own, certificate, key = issue(f"{name}.{namespace}.svc", socket.gethostname())
-        updater = CaBundleUpdater(ApiClient(config), own, API_SERVICES, service)
-    return MetricsApi(store, certificate, key, find_proxy), updater
+        certificate, pem, key = issue(f"{name}.{namespace}.svc", socket.gethostname())
+        # The API server trusts only what is in the caBundle of the APIService.
+        updater = CaBundleUpdater(ApiClient(config), certificate, API_SERVICES, service)
+    return MetricsApi(store, pem, key, find_proxy), updater
 
 
 def _make_keda_tls(options: Options, address: Address) -> Any:

@@ -159,7 +159,7 @@ def _make_health_tables(view: View, at: float | None) -> list[_Table]:
         texts = _list_broken(view)
     else:
         title = f"Broken GPUs at {utc_text(at)}"
-        texts = _list_broken_then(view)
+        texts = _list_broken_in_past(view)
     tables = [_list_texts(title, "Problem", texts)]
     only_kubernetes = _list_kubernetes_unhealthy(view)
     if only_kubernetes:
@@ -212,7 +212,7 @@ def _list_broken(view: View) -> list[str]:
     return texts
 
 
-def _list_broken_then(view: View) -> list[str]:
+def _list_broken_in_past(view: View) -> list[str]:
     """Like `_list_broken`, for a view of the past. It has no alerts."""
     texts = []
     for node in view.nodes:

@@ -350,6 +350,10 @@ def _open_nvml(argument: str, options: Options) -> Telemetry:
     if argument:
         shown = redact_url(argument)
         raise UsageError(f"--telemetry nvml takes no argument, but {shown} was given")
+    return _make_nvml(options)
+
+
+def _make_nvml(options: Options) -> NvmlTelemetry:
     return NvmlTelemetry(
         count_expected=_make_gpu_counter(options),
         sees_processes=in_host_pid_namespace(),
@@ -397,7 +401,7 @@ def _sees_processes(options: Options) -> bool:
     return in_host_pid_namespace(proc)
 
 
-def _open_dcgm(argument: str, options: Options) -> Telemetry:
+def _open_dcgm(library: str, options: Options) -> Telemetry:
     from podgpu.node.gpu.dcgm.dcgm_telemetry import DcgmSettings, DcgmTelemetry
 
     engine = options.get("host_engine")
@@ -406,20 +410,20 @@ def _open_dcgm(argument: str, options: Options) -> Telemetry:
     log_level = ""
     if options.get("enable_dcgm_log"):
         log_level = options.get("dcgm_log_level", "")
+    # Commands without -s and -p read all switches and CPUs: f.
     settings = DcgmSettings(
         address=engine,
         interval=interval,
         log_level=log_level,
         switches=parse_selection(options.get("switch_devices", "f"), "-s"),
         cpus=parse_selection(options.get("cpu_devices", "f"), "-p"),
-        library=argument,
+        library=library,
     )
 
     if engine is not None and not engine.is_local:
         # This machine's driver cannot read the GPUs of another machine.
         return DcgmTelemetry(settings)
-    driver = _open_nvml("", options)
-    return DcgmTelemetry(settings, driver, _make_gpu_counter(options))
+    return DcgmTelemetry(settings, _make_nvml(options), _make_gpu_counter(options))
 
 
 def open_exposition(place: str, options: Options) -> ExpositionSource:
@@ -437,7 +441,7 @@ def _open_exporter(argument: str, options: Options) -> Telemetry:
         raise UsageError("--telemetry exporter needs an address, such as exporter:localhost:9400")
     by_name = options.get("kubernetes_gpu_id_type") == "device-name"
     return ExporterTelemetry(
-        open_exposition(argument, options), _open_nvml("", options), device_name_ids=by_name
+        open_exposition(argument, options), _make_nvml(options), device_name_ids=by_name
     )
 
 

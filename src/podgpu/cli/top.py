@@ -59,6 +59,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if remote:
         _reject_local_options(ctx, options, remote)
     elif not is_set(ctx, "kubernetes"):
+        # By default, pods are shown if this user may ask the kubelet.
         kubelet = options["pod_resources_kubelet_socket"]
         options["kubernetes"] = os.access(kubelet, os.R_OK | os.W_OK)
 

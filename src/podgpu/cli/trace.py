@@ -373,14 +373,14 @@ class EngineTrace:
         for period in self.periods:
             # A longer gap is no switch: nothing was resident, or it is unknown what was.
             if before is not None and period.since - before.until < MAX_SWITCH_NS:
-                yield _slice("switch", gpu, before.until - since, period.since - since)
+                yield _make_slice("switch", gpu, before.until - since, period.since - since)
             is_cut = self.estimator.is_cut(period.until - period.began)
             name = "run (cut)" if is_cut else "run"
-            yield _slice(name, tracks[period.pid], period.since - since, period.until - since)
+            yield _make_slice(name, tracks[period.pid], period.since - since, period.until - since)
             before = period
 
         for begin, end, pid in self.waits:
-            yield _slice("wait", tracks[pid], begin - since, end - since)
+            yield _make_slice("wait", tracks[pid], begin - since, end - since)
 
         for at, busy in self.samples:
             yield {
@@ -431,7 +431,8 @@ def _title(kind: str, pid: int, tid: int, name: str) -> TraceEvent:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _slice(name: str, track: Track, begin: int, end: int) -> TraceEvent:
+def _make_slice(name: str, track: Track, begin: int, end: int) -> TraceEvent:
+    # X: a complete event. `make_trace` replaces the track by numbers.
     return {
         "ph": "X",
         "name": name,

@@ -95,9 +95,9 @@ class UserHeaders(NamedTuple):
 
         groups = ["system:authenticated"]
         if self.groups:
-            named = headers.get(self.groups, "").split(",")
-            known = list(filter(None, map(str.strip, named)))
-            groups += known[:_MAX_GROUPS]
+            stripped = [group.strip() for group in headers.get(self.groups, "").split(",")]
+            named = [group for group in stripped if group]
+            groups += named[:_MAX_GROUPS]
 
         return User(name, tuple(groups))
 

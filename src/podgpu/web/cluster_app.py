@@ -10,7 +10,7 @@ from aiohttp import web
 
 from podgpu.errors import SourceError
 from podgpu.fleet.round import Cluster
-from podgpu.fleet.state import bound_texts
+from podgpu.fleet.state import ClusterState, bound_texts
 from podgpu.fleet.view import GpuDetails, GpuResponse, SourceView, add_details, decode_details
 from podgpu.metrics.encode import NO_METRICS
 from podgpu.metrics.otlp import PushedNode
@@ -74,13 +74,17 @@ def cluster_application(
     return app
 
 
-async def _complete_gpu(cluster: Cluster, answer: GpuResponse) -> GpuResponse:
-    target = ""
-    for node in cluster.published.state.nodes:
-        if node.name == answer.node:
-            target = node.reading.target
-            break
+def _find_target(state: ClusterState, name: str) -> str:
+    """Returns the exporter of a node. Empty if the last round did not find the node."""
+    for node in state.nodes:
+        if node.name == name:
+            return node.reading.target
+    return ""
 
+
+async def _complete_gpu(cluster: Cluster, answer: GpuResponse) -> GpuResponse:
+    """Adds the details that only the node's exporter has, or the error."""
+    target = _find_target(cluster.published.state, answer.node)
     try:
         async with asyncio.timeout(_EXPORTER_SECONDS):
             body = await cluster.fetch(target, f"api/v1/gpus/{answer.gpu.uuid}")

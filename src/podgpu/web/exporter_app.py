@@ -125,13 +125,14 @@ def list_problems(agent: Agent) -> list[Note]:
     state = agent.published.state
     notes = []
     for source in state.sources:
+        # None: the source was not read.
         if source.up is False:
             text = f"{source.name}: {source.error}: {source.message}"
             notes.append(Note(source.name, text))
 
-    has_answer = any(source.up is not None for source in state.sources)
-    all_answer = has_answer and not notes
-    if all_answer and state.gpus_expected and not state.gpus_visible:
+    # If a source fails, its error explains why GPUs are missing.
+    all_succeed = not notes and any(source.up for source in state.sources)
+    if all_succeed and state.gpus_expected and not state.gpus_visible:
         text = (
             f"the PCI bus shows {state.gpus_expected} GPUs, but the driver shows none: "
             "run `podgpu doctor`"
@@ -206,6 +207,7 @@ def node_recorder(
 
     Raises UsageError if `directory` is not a directory.
     """
+    # Spent time is the difference of two states, so each one needs the one before.
     previous: ClusterState | None = None
 
     def read_gpus() -> list[GpuSample] | None:

@@ -206,7 +206,7 @@ class _NowRoutes:
         answer = await asyncio.to_thread(make_jobs, published.state)
         viewer = viewer_of(request)
         if not await viewer.sees_all():
-            _check_clusters(job.cluster for job in answer.jobs)
+            _require_one_cluster(job.cluster for job in answer.jobs)
             visible = await viewer.visible(job.namespace for job in answer.jobs)
             answer.jobs = [job for job in answer.jobs if job.namespace in visible]
 
@@ -220,7 +220,7 @@ class _NowRoutes:
         found = await asyncio.to_thread(make_job, published.state, kind, namespace, name)
         answer = _require(found, missing)
         if not await viewer_of(request).sees_all():
-            _check_clusters([answer.cluster])
+            _require_one_cluster([answer.cluster])
         return await _json_response(request, answer)
 
 
@@ -256,14 +256,14 @@ def _check_has_all(published: PublishedState, missing: str) -> None:
 
 
 def _namespaces_in(view: View) -> list[str]:
-    _check_clusters([row.cluster for row in view.namespaces])
-    _check_clusters([node.cluster for node in view.nodes])
+    _require_one_cluster([row.cluster for row in view.namespaces])
+    _require_one_cluster([node.cluster for node in view.nodes])
     names = [row.namespace for row in view.namespaces]
     names += list_namespaces(view.nodes)
     return names
 
 
-def _check_clusters(clusters: Iterable[str]) -> None:
+def _require_one_cluster(clusters: Iterable[str]) -> None:
     """Raises HTTPForbidden if there are several clusters.
 
     The API server knows only the permissions of its own cluster.
@@ -305,7 +305,10 @@ async def _redact(
     namespaces: Callable[[], Iterable[str]],
     hide: Callable[[_Answer, frozenset[str]], _Answer],
 ) -> _Answer:
-    """Hides what the user may not see. `namespaces`: returns those that the answer may name."""
+    """Hides what the user may not see with `hide`.
+
+    `namespaces`: returns the namespaces that the answer may name.
+    """
     viewer = viewer_of(request)
     if await viewer.sees_all():
         return answer
@@ -485,7 +488,7 @@ async def _find_visible(
     if await viewer.sees_all():
         return None
     by_namespace = await past.range(query._replace(by="namespace"))
-    _check_clusters(row.cluster for row in by_namespace.rows)
+    _require_one_cluster(row.cluster for row in by_namespace.rows)
     return await viewer.visible(row.namespace for row in by_namespace.rows)
 
 

@@ -326,11 +326,13 @@ def _is_selected(node: NodeView, gpu: GpuView, query: Mapping[str, str], model: 
         return False
     if model.lower() not in gpu.model.lower():
         return False
+    # Not all questions have a state.
     state = query.get("state")
     if state and state not in _find_states(gpu):
         return False
-    namespaces = {holder.namespace for _, holder in _list_holders(gpu)}
-    return not query["ns"] or query["ns"] in namespaces
+    if not query["ns"]:
+        return True
+    return query["ns"] in {holder.namespace for _, holder in _list_holders(gpu)}
 
 
 _GPU_KEYS = (
