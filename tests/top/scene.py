@@ -72,4 +72,4 @@ def lines_of(*gpus: GpuView, **more: Any) -> list[Line]:
 
 def seen(*gpus: GpuView, **more: Any) -> Seen:
     shown = view(node(*gpus), **more)
-    return Seen(shown, tuple(make_lines(shown, NOW)), read_at=100.0, now=NOW)
+    return Seen(shown, tuple(make_lines(shown, NOW)), read_at=100.0, taken_at=NOW)

@@ -272,7 +272,7 @@ class Seen:
     view: View
     lines: tuple[Line, ...] = ()
     read_at: float = 0.0  # monotonic time
-    now: float = 0.0  # Unix time of the reading by the source's clock
+    taken_at: float = 0.0  # Unix time of the reading by the source's clock
     sparklines: Sparklines = field(default_factory=Sparklines)
     fetched: FetchedDetails | None = None
     error: SourceError | StartError | None = None
@@ -322,17 +322,21 @@ class Feed:
             self.seen = replace(before, error=error)
             return self.seen
 
-        wall = view.taken_at or time.time()
+        taken_at = view.taken_at or time.time()
         # A cluster's view changes every 15 s. In between, reuse the lines: there may be thousands.
         # Without `taken_at`, the ages in the lines depend on the time of the reading.
-        if before and view == before.view and wall == before.now and not processes:
+        is_same = before is not None and view == before.view and taken_at == before.taken_at
+        # The processes of this node change without a change of the view.
+        if before is not None and is_same and not processes:
             lines = before.lines
         else:
-            lines = tuple(make_lines(view, wall, processes))
+            lines = tuple(make_lines(view, taken_at, processes))
+
         self._add_points(lines)
+        # A source without a history gets the points of our own readings.
         if not history.points:
             history = Sparklines(self._points, self.interval * _POINTS)
-        self.seen = Seen(view, lines, time.monotonic(), wall, history, fetched)
+        self.seen = Seen(view, lines, time.monotonic(), taken_at, history, fetched)
         return self.seen
 
     def _add_points(self, lines: Iterable[Line]) -> None:

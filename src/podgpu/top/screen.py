@@ -424,7 +424,7 @@ def render_details(line: Line, seen: Seen, width: int) -> list[Spans]:
     text = _Paragraphs(width)
     text.lines.append([(_make_details_title(line), "title")])
     for condition in slot.conditions:
-        _add_condition(text, condition, seen.now)
+        _add_condition(text, condition, seen.taken_at)
     if slot.absent and not slot.conditions:
         text.add("no longer present", "bad")
     if details is not None:
@@ -517,7 +517,7 @@ def _list_holder_facts(holder: HolderView, seen: Seen) -> Iterator[str]:
     yield f"memory {format_gib(holder.memory_used_bytes)} GiB"
     yield f"processes {format_number(holder.processes)}"
 
-    seconds = seconds_since(holder.idle_since, seen.now)
+    seconds = seconds_since(holder.idle_since, seen.taken_at)
     idle = format_idle(holder.use, seconds)
     yield idle if idle in ("busy", "idle") else f"idle {idle}"
 
