@@ -115,6 +115,7 @@ def find_slow(detector: JobDetector, now: float, jobs: Jobs) -> dict[JobKey, Slo
         if key.kind not in JOB_KINDS:
             continue
         for device, gpu in gpus.items():
+            # All parts of the GPU are of the same device.
             part = gpu.parts[0]
             group = _SameModel(key, device_model(part.gpu, part.instance))
             samples.setdefault(group, {})[device] = gpu.sample

@@ -88,6 +88,7 @@ class Prices:
         `nodes`: labels, and the prices of nodes that have all of these labels.
         """
         self.changes = changes
+        # Each `Prices` of a node has no `nodes` itself.
         self.nodes = list(nodes)
         if nodes:
             # The last rule has no labels, so it matches all other nodes.

@@ -54,26 +54,27 @@ def cluster_families(state: ClusterState, rolling: Mapping[Scope, float]) -> lis
     """Builds the families of `/metrics`."""
     rows = _map_rows(state)
     pod_map = [Sample(labels, 1.0) for _, labels in rows]
+    # The group `seed` has the names of "pod gpu metrics exporter".
     families = make_families("seed", {"pod_and_gpu_map_info": pod_map})
     if state.settings.legacy_map_metrics:
         families += _legacy_map_families(rows)
 
     families += _used_families(state, rolling)
-    families += _make_families(_list_idle(state))
-    families += _make_families(_list_slow(state))
-    families += _make_families(_list_counts(state))
+    families += _group_families(_list_idle(state))
+    families += _group_families(_list_slow(state))
+    families += _group_families(_list_counts(state))
     families += _namespace_families(state)
-    families += _make_families(_list_costs(state))
-    families += _make_families(_list_prices(state))
-    families += _make_families(_list_tokens(state))
-    families += _make_families(_list_budgets(state))
-    families += _make_families(_list_savings(state.savings))
-    families += _make_families(_list_health(state))
+    families += _group_families(_list_costs(state))
+    families += _group_families(_list_prices(state))
+    families += _group_families(_list_tokens(state))
+    families += _group_families(_list_budgets(state))
+    families += _group_families(_list_savings(state.savings))
+    families += _group_families(_list_health(state))
     families += self_families(state)
     return families
 
 
-def _make_families(samples: Iterable[_NamedSample]) -> list[Family]:
+def _group_families(samples: Iterable[_NamedSample]) -> list[Family]:
     by_name: dict[str, list[Sample]] = defaultdict(list)
     for name, sample in samples:
         by_name[name].append(sample)
@@ -210,7 +211,7 @@ def _used_families(state: ClusterState, rolling: Mapping[Scope, float]) -> list[
         average.append(Sample(NO_LABELS, percent))
 
     families = make_families("seed", {"avg_GPU_utilization": average})
-    return families + _make_families(_list_used(state, rolling))
+    return families + _group_families(_list_used(state, rolling))
 
 
 def _list_used(state: ClusterState, rolling: Mapping[Scope, float]) -> Iterator[_NamedSample]:
@@ -245,6 +246,7 @@ def _list_idle(state: ClusterState) -> Iterator[_NamedSample]:
                 continue
 
             labels = _list_device_labels(node, part)
+            # A pod has all of its labels, also empty ones. Other holders have only known ones.
             for name, text in holder_names(part.holder).items():
                 if text or part.holder.pod:
                     labels.append((name, text))
@@ -343,6 +345,7 @@ def _namespace_families(state: ClusterState) -> list[Family]:
     groups: dict[tuple[str, str, str], list[HeldPart]] = defaultdict(list)
     for node in _fresh(state):
         for part in node.held:
+            # Each MIG instance counts as a GPU. Its GPU does not, as in `_list_counts`.
             is_gpu_of_instances = part.instance is None and part.gpu.instances
             if part.holder.namespace and not is_gpu_of_instances:
                 model = device_model(part.gpu, part.instance)

@@ -168,21 +168,21 @@ def build_cluster_state(
 
     outcomes = {outcome.target: outcome for outcome in reading.outcomes}
     chosen, conflicts = choose_nodes(reading.nodes, before, outcomes, settings, now, recorded or {})
-    shown = _restore_lost_gpus(chosen, before, removed, wall)
+    entries = _restore_lost_gpus(chosen, before, removed, wall)
 
     offset = _find_offset(wall - now, previous)
     clock_change = 0.0 if previous is None else offset - previous.clock_offset
     # A node that is not stale yet has no gap.
     longest_gap = max(LONGEST_GAP, settings.stale_after)
     nodes = []
-    for node in shown:
-        earlier = before.get(node.name)
+    for entry in entries:
+        earlier = before.get(entry.name)
         idle = IdleTimes(
-            node, earlier, offset, clock_change, reading.idle_for, settings.stale_after
+            entry, earlier, offset, clock_change, reading.idle_for, settings.stale_after
         )
-        spending = Spending(node, earlier, longest_gap)
-        owners = node.reading.owners or reading.owners
-        nodes.append(complete_node(node, idle, prices, offset, owners, spending))
+        spending = Spending(entry, earlier, longest_gap)
+        owners = entry.reading.owners or reading.owners
+        nodes.append(complete_node(entry, idle, prices, offset, owners, spending))
 
     charged = {} if previous is None else previous.charged_tokens
     nodes, charged = charge_tokens(nodes, reading.engines, charged)
@@ -502,7 +502,10 @@ def _make_parts(
 def mean_by_scope(
     nodes: Iterable[NodeEntry], owners: Owners, settings: ViewSettings
 ) -> dict[Scope, UsedMean]:
-    """Computes the mean of each scope over the nodes that are not stale."""
+    """Computes the mean of each scope over its devices in use, on nodes that are not stale.
+
+    A scope of which no device is in use has the mean 0.
+    """
     full = settings.full
     sums: dict[Scope, _UsedSum] = {}
     for node in nodes:
@@ -513,6 +516,7 @@ def mean_by_scope(
         for gpu, instance, value in measured_devices(node, settings):
             for scope in _find_scopes(node, gpu, instance, node_owners):
                 used = sums.setdefault(scope, _UsedSum())
+                # Other devices are not in use.
                 if value > 0:
                     used.devices += 1
                     used.total += min(value, full)
@@ -597,8 +601,9 @@ def read_field(device: GpuOrInstance, name: str, full: float = 1.0) -> float | N
 
 def _all_holders(gpu: DeviceState, instance: MigInstance | None) -> Sequence[Holder]:
     """Returns the holders. For a GPU in MIG mode, includes the holders of its instances."""
-    if instance is not None or not gpu.instances:
-        return holders_of(gpu, instance or gpu)
+    if instance is not None:
+        return holders_of(gpu, instance)
+
     holders = list(holders_of(gpu, gpu))
     for each in gpu.instances:
         holders += holders_of(gpu, each)

@@ -571,12 +571,13 @@ def _compare_windows(job: _JobHistory, windows: Samples) -> dict[str, _ComparedW
 
 
 class _Evidence(NamedTuple):
-    """The GPUs that can be judged."""
+    """The GPUs whose values of this round can be compared, each by its device."""
 
     recent: Mapping[str, _WorkingGpu]
     windows: Mapping[str, _ComparedWindow]
 
     def judges(self, slow: SlowGpu) -> bool:
+        """Returns True if the rule by which this GPU was slow can be applied again."""
         rule = next(rule for rule in _RULES if rule.reason == slow.reason)
         if slow.against == "past":
             window = self.windows.get(slow.device)

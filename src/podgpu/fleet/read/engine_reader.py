@@ -233,6 +233,7 @@ class EngineReader:
             watched.state = _make_failed(watched.state, error.reason, str(error))
             watched.failures += 1
             if watched.failures >= _MAX_FAILURES:
+                # The engine may answer at another port when the container is tried again.
                 watched.place = None
                 watched.retry_at = self._clock.monotonic() + RETRY_SECONDS
             return

@@ -265,7 +265,7 @@ class PrometheusSelection:
 
 
 def _add_devices(nodes: dict[tuple[str, str], NodeReading], node: NodeReading) -> None:
-    """The GPUs of a node may be in several readings."""
+    """Adds a node, or its GPUs if the node is there: they may be in several readings."""
     key = node.cluster, node.target
     earlier = nodes.get(key)
     if earlier is not None:
@@ -396,5 +396,6 @@ def _write_values(sort: str, labels: str, where: Sequence[str]) -> str:
     if sort == "utilization":
         return write_field(UTIL)
 
+    # The sort order "memory": the fraction in use.
     used = write_field(FB_USED)
     return f"{used} / ({used} + {write_field(FB_FREE)})"

@@ -345,6 +345,10 @@ class PrometheusCollector:
                     notes=notes,
                 )
 
+        return await self._read_nodes(now, monotonic)
+
+    async def _read_nodes(self, now: float, monotonic: float) -> ClusterReading:
+        """Reads all nodes at a time by Prometheus' clock (`now`) and by our own (`monotonic`)."""
         ask = partial(self._ask, now)
         targets, errors = await self._read_targets(ask)
         clusters = {target.cluster for target in targets}
@@ -356,22 +360,23 @@ class PrometheusCollector:
             )
             raise SourceError("several_clusters", text)
 
-        others = self.owners()
+        # The owners that kube-state-metrics reports take precedence.
+        other_owners = self.owners()
         owners = {}
         for cluster in clusters:
-            known = await self._read_owners(cluster, targets, monotonic)
-            owners[cluster] = {**others, **known}
+            reported = await self._read_owners(cluster, targets, monotonic)
+            owners[cluster] = {**other_owners, **reported}
 
         labels = await read_node_labels(ask, self.server, self.label_names())
         nodes = []
         for target in targets:
-            own = owners[target.cluster]
-            nodes.append(_make_reading(target, now, monotonic, several, own, labels))
+            node_owners = owners[target.cluster]
+            nodes.append(_make_reading(target, now, monotonic, several, node_owners, labels))
 
         return replace(
             self._reading,
             nodes=tuple(nodes),
-            owners=others,
+            owners=other_owners,
             kept_pods=self.kept_pods(),
             idle_for=await self._read_idle_times(ask),
             totals_only=None,
@@ -463,16 +468,16 @@ class PrometheusCollector:
         has_rule = "gpu_seconds" in means
         conditions = own_names("device_condition_since_timestamp_seconds")
         if not has_rule:
+            # The current numbers stand for the means.
             gpus = field_names(TEMPERATURE, UTIL)
             means["gpu_seconds"] = await self._count_gpus(select(gpus, self._match), now)
             broken = select(conditions, BROKEN, self._match)
             means["broken_seconds"] = await self._count_gpus(broken, now)
 
         unhealthy = select(conditions, f"condition={quote(KUBERNETES_UNHEALTHY)}", self._match)
-        means[KUBERNETES_UNHEALTHY] = await self._count_gpus(unhealthy, now)
+        unhealthy_gpus = await self._count_gpus(unhealthy, now)
 
-        totals = {kind: math.fsum(amounts.values()) for kind, amounts in means.items()}
-        power = totals.get("energy", 0.0) + totals.get("unattributed_energy", 0.0)
+        power = _total(means["energy"]) + _total(means["unattributed_energy"])
         clusters = {cluster for cluster, _, _ in means["gpu_seconds"]}
         has_clusters = len(clusters) > 1
 
@@ -483,15 +488,15 @@ class PrometheusCollector:
                 models[shown_cluster, model] = number
 
         return FleetCounts(
-            gpus=round(totals["gpu_seconds"]),
-            broken=round(totals.get("broken_seconds", 0.0)),
+            gpus=round(_total(means["gpu_seconds"])),
+            broken=round(_total(means["broken_seconds"])),
             # GPUs need power, so 0 means that it is unknown.
             power_watts=round(power, 1) or None,
             held=_list_shares(means, has_clusters),
             models=models,
             has_rule=has_rule,
             has_clusters=has_clusters,
-            kubernetes_unhealthy=round(totals[KUBERNETES_UNHEALTHY]),
+            kubernetes_unhealthy=round(_total(unhealthy_gpus)),
         )
 
     async def _read_usage_rule(self, now: float) -> _FleetMeans:
@@ -513,7 +518,8 @@ class PrometheusCollector:
 
         return means
 
-    async def _count_gpus(self, series: str, now: float) -> dict[tuple[str, str, str], float]:
+    async def _count_gpus(self, series: str, now: float) -> _Amounts:
+        """Returns the number of GPUs with such a series, by cluster only."""
         label = self.server.cluster_label
         gpus = f"group {by(label, *UUID_LABELS)} ({series})"
         query = f"count {by(label)} ({gpus})"
@@ -525,8 +531,13 @@ class PrometheusCollector:
         return counts
 
 
-_FleetMeans = dict[str, dict[tuple[str, str, str], float]]
-"""Kind of usage -> cluster, namespace and billed model -> mean of 5 minutes."""
+_Amounts = dict[tuple[str, str, str], float]  # by cluster, namespace and billed model
+_FleetMeans = dict[str, _Amounts]
+"""Means of 5 minutes, by kind of usage. A kind without series is empty."""
+
+
+def _total(amounts: _Amounts) -> float:
+    return math.fsum(amounts.values())
 
 
 def _describe_counts(counts: FleetCounts) -> str:

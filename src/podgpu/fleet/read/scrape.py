@@ -149,7 +149,7 @@ def reduce_state(state: NodeState, keep_fields: frozenset[str]) -> NodeState:
     for gpu in state.devices:
         instances = [_reduce_device(instance, keep_fields) for instance in gpu.instances]
         reduced = _reduce_device(gpu, keep_fields)
-        # That the driver advises nothing decides what to do about an XID.
+        # Kept, because the advice about an XID depends on it: the driver needs no recovery.
         healthy = (RECOVERY,) if RECOVERY in gpu.healthy else ()
         devices.append(replace(reduced, healthy=healthy, instances=tuple(instances)))
 
