@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -47,7 +48,7 @@ GRANTS = {
 }
 
 
-def reading(read_at: float, busy_ns: int) -> ClusterReading:
+def reading(read_at: float, busy_ns: int, cluster: str) -> ClusterReading:
     """Two pods of ml, one on a GPU that two hidden pods use too, and a GPU of a hidden pod."""
     waits = WaitPart(namespace="secret-team", pod=SECRET, seconds=1.0, ratio=0.2)
     mine = holder(
@@ -68,6 +69,7 @@ def reading(read_at: float, busy_ns: int) -> ClusterReading:
     labels = {"secret-team/secret-pod": {"team": "secret-label"}}
     told = (Note("secret", "secret-pod has a problem"),)
     shown = node("n-1", *gpus, read_at=read_at, pod_labels=labels)
+    shown = msgspec.structs.replace(shown, cluster=cluster)
     owners = {("ml", "train"): WorkloadOwner("Job", "train")}
     owners["secret-team", SECRET] = WorkloadOwner("Job", SECRET)
     return ClusterReading((shown,), notes=told, owners=owners)
@@ -79,13 +81,14 @@ def prices() -> tuple[Prices, tuple[Note, ...]]:
 
 @contextmanager
 def serving(
-    headers: UserHeaders = NO_HEADERS,
+    headers: UserHeaders = NO_HEADERS, cluster_name: str = ""
 ) -> Iterator[tuple[Client, SimulatedApiServer, Time]]:
     time = Time()
     cluster = Cluster(Script, ViewSettings(idle_after=30.0), prices, clock=time.clock)
     recorder = cluster_recorder(cluster)
     past = SqlitePast(recorder, lambda: cluster.published.state)
-    script = Script(tell(reading(100.0, 0)), tell(reading(160.0, 15 * 10**9)))
+    first = reading(100.0, 0, cluster_name)
+    script = Script(tell(first), tell(reading(160.0, 15 * 10**9, cluster_name)))
     for _ in range(2):
         asyncio.run(cluster.round(script))
         recorder.record()
@@ -400,6 +403,16 @@ def test_a_hidden_job_does_not_exist() -> None:
         assert len(ask(client, path, "admin")["devices"]) == 2
         assert [job["name"] for job in ask(client, "/api/v1/jobs", "ann")["jobs"]] == ["train"]
         assert len(ask(client, "/api/v1/jobs", "admin")["jobs"]) == 2
+
+
+def test_several_clusters_are_only_for_users_who_see_everything() -> None:
+    """The API server knows nothing of the namespace `ml` of another cluster."""
+    with serving(cluster_name="west") as (client, _, _):
+        for path in PATHS:
+            refused = client.ask(path, Authorization="Bearer token-of-ann")
+            assert refused.status == 403, path
+            assert "several clusters are shown" in refused.text
+        assert len(ask(client, "/api/v1/pods/ml/train", "admin")["nodes"]) == 1
 
 
 def test_a_selection_does_not_tell_whether_a_hidden_pod_exists() -> None:

@@ -24,6 +24,7 @@ from podgpu.fleet.pod_list import make_pods
 from podgpu.fleet.read.pages import GpuQuery, parse_gpu_query
 from podgpu.fleet.round import PublishedState
 from podgpu.fleet.setup import QUEUE_HINT
+from podgpu.fleet.state import ClusterState
 from podgpu.fleet.view import GpuResponse, View, make_gpu_answer, make_pod
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import PodName
@@ -79,15 +80,16 @@ def page_routes(
     large cluster, `read_latest` has only totals. Then `past` finds the GPUs that match a query.
     """
     now = _NowRoutes(read_latest, complete_gpu, links, past)
+    route = partial(_gpu_route, read_latest)
     routes = [
         web.get("/", now.index),
         web.get("/page/{name}", now.asset),
-        _api_route("/api/v1/view", now.view, _GPU_QUERY),
-        _api_route("/api/v1/gpus/{uuid}", now.gpu),
-        _api_route("/api/v1/pods", now.pods, _GPU_QUERY),
-        _api_route("/api/v1/pods/{namespace}/{pod}", now.pod, ["cluster"]),
-        _api_route("/api/v1/jobs", now.jobs),
-        _api_route("/api/v1/jobs/{kind}/{namespace}/{name}", now.job),
+        route("/api/v1/view", now.view, _GPU_QUERY),
+        route("/api/v1/gpus/{uuid}", now.gpu),
+        route("/api/v1/pods", now.pods, _GPU_QUERY),
+        route("/api/v1/pods/{namespace}/{pod}", now.pod, ["cluster"]),
+        route("/api/v1/jobs", now.jobs),
+        route("/api/v1/jobs/{kind}/{namespace}/{name}", now.job),
     ]
     if past is not None:
         routes += _list_past_routes(past, read_latest)
@@ -101,21 +103,22 @@ def _list_past_routes(
     past: Past, read_latest: Callable[[], PublishedState]
 ) -> Iterator[web.RouteDef]:
     history = _HistoryRoutes(past, read_latest)
-    yield _api_route("/api/v1/history", history.sparklines)
-    yield _api_route("/api/v1/history/gpus/{uuid}", history.gpu, ["range", "instance"])
-    yield _api_route("/api/v1/history/pods/{namespace}/{pod}", history.pod, ["range", "cluster"])
+    route = partial(_gpu_route, read_latest)
+    yield route("/api/v1/history", history.sparklines)
+    yield route("/api/v1/history/gpus/{uuid}", history.gpu, ["range", "instance"])
+    yield route("/api/v1/history/pods/{namespace}/{pod}", history.pod, ["range", "cluster"])
     if past.has_summaries:
-        yield _api_route("/api/v1/history/jobs/{kind}/{namespace}/{name}", history.job, ["range"])
-        yield _api_route("/api/v1/summary/{namespace}/{pod}", history.summary)
+        yield route("/api/v1/history/jobs/{kind}/{namespace}/{name}", history.job, ["range"])
+        yield route("/api/v1/summary/{namespace}/{pod}", history.summary)
 
     bills = _BillRoutes(past)
     cost = partial(bills.range, "cost", "podgpu-cost")
     waste = partial(bills.range, "wasted", "podgpu-waste")
-    yield _api_route("/api/v1/range", cost, [*_PERIOD, "by", "format"])
-    yield _api_route("/api/v1/waste", waste, [*_PERIOD, "by", "format"])
-    yield _api_route("/api/v1/costs", bills.costs, [*_PERIOD, "by", "step"])
-    yield _api_route("/api/v1/savings", bills.savings, ["range", "slowdown", "idle", "format"])
-    yield _api_route("/api/v1/events", history.events, ["range", "to", "gpu", "node", "pod"])
+    yield route("/api/v1/range", cost, [*_PERIOD, "by", "format"])
+    yield route("/api/v1/waste", waste, [*_PERIOD, "by", "format"])
+    yield route("/api/v1/costs", bills.costs, [*_PERIOD, "by", "step"])
+    yield route("/api/v1/savings", bills.savings, ["range", "slowdown", "idle", "format"])
+    yield route("/api/v1/events", history.events, ["range", "to", "gpu", "node", "pod"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +209,6 @@ class _NowRoutes:
         answer = await asyncio.to_thread(make_jobs, published.state)
         viewer = viewer_of(request)
         if not await viewer.sees_all():
-            _require_one_cluster(job.cluster for job in answer.jobs)
             visible = await viewer.visible(job.namespace for job in answer.jobs)
             answer.jobs = [job for job in answer.jobs if job.namespace in visible]
 
@@ -218,10 +220,7 @@ class _NowRoutes:
         await _check_visible(request, namespace, missing)
         published = await self._find(GpuQuery(ns=namespace, owner=f"{kind}/{name}"))
         found = await asyncio.to_thread(make_job, published.state, kind, namespace, name)
-        answer = _require(found, missing)
-        if not await viewer_of(request).sees_all():
-            _require_one_cluster([answer.cluster])
-        return await _json_response(request, answer)
+        return await _json_response(request, _require(found, missing))
 
 
 def _read_index(links: Sequence[str]) -> bytes:
@@ -264,13 +263,15 @@ def _namespaces_in(view: View) -> list[str]:
 
 
 def _require_one_cluster(clusters: Iterable[str]) -> None:
-    """Raises HTTPForbidden if there are several clusters.
-
-    The API server knows only the permissions of its own cluster.
-    """
+    """Raises HTTPForbidden if there are several clusters."""
     if any(clusters):
-        text = "several clusters are shown: only users who may list all pods may see them"
-        raise web.HTTPForbidden(text=json.dumps({"error": text}), content_type="application/json")
+        raise _several_clusters()
+
+
+def _several_clusters() -> web.HTTPForbidden:
+    """The API server knows only the permissions of its own cluster."""
+    text = "several clusters are shown: only users who may list all pods may see them"
+    return web.HTTPForbidden(text=json.dumps({"error": text}), content_type="application/json")
 
 
 async def _check_selection(viewer: Viewer, query: GpuQuery | None) -> None:
@@ -363,6 +364,31 @@ def _api_route(path: str, handler: Handler, parameters: Collection[str] = ()) ->
             )
 
     return web.get(path, handle)
+
+
+def _gpu_route(
+    read_latest: Callable[[], PublishedState],
+    path: str,
+    handler: Handler,
+    parameters: Collection[str] = (),
+) -> web.RouteDef:
+    """Like `_api_route`, for GPUs and their holders. These may be in several clusters."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if not await viewer_of(request).sees_all():
+            published = await asyncio.to_thread(read_latest)
+            if _has_clusters(published.state):
+                raise _several_clusters()
+        return await handler(request)
+
+    return _api_route(path, handle, parameters)
+
+
+def _has_clusters(state: ClusterState) -> bool:
+    if state.totals_only is not None:
+        return state.totals_only.has_clusters
+    # A reading names its cluster only if there are several.
+    return any(node.reading.cluster for node in state.nodes)
 
 
 def _check_parameters(request: web.Request, known: Collection[str]) -> None:
