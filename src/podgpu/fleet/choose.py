@@ -92,9 +92,9 @@ def choose_nodes(
     alerts = []
     for name, reading in chosen.items():
         rivals = [copy for copy in copies[name] if chooser.is_rival(copy, reading)]
-        others = {copy.target for copy in rivals}
-        if others:
-            alerts.append(_describe_conflict(reading, others, "this node"))
+        rival_targets = {copy.target for copy in rivals}
+        if rival_targets:
+            alerts.append(_describe_conflict(reading, rival_targets, "this node"))
 
     for name, other in same_gpus:
         rival = f"{chosen[other].target} (node {other})"
@@ -446,10 +446,10 @@ def recall_lost_gpus(state: NodeState, earlier: NodeState) -> NodeState:
     if all(gpu.model for gpu in state.devices):
         return state
 
-    known = {gpu.uuid: gpu for gpu in earlier.devices if gpu.model}
+    with_model = {gpu.uuid: gpu for gpu in earlier.devices if gpu.model}
     devices = []
     for gpu in state.devices:
-        last = known.get(gpu.uuid)
+        last = with_model.get(gpu.uuid)
         if last is not None and not gpu.model and is_lost(gpu):
             memory = last.memory_total_bytes
             gpu = replace(gpu, model=last.model, memory_total_bytes=memory)

@@ -54,9 +54,9 @@ def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
     if usage.idle_since is not None:
         return "idle"
 
-    whole = device.utilization_ratio
+    device_ratio = device.utilization_ratio
     if holder.source == RESERVATION:
-        if whole:
+        if device_ratio:
             return "used"
         # The pods of a reservation are unknown, so it is never idle.
         return "unknown"
@@ -64,13 +64,13 @@ def measure_use(device: GpuOrInstance, holder: Holder) -> Use:
     if is_mps_client(device, holder):
         return "unknown"
 
-    own = usage.utilization_ratio
-    if own == 0 and usage.processes != 0 and whole:
+    own_ratio = usage.utilization_ratio
+    if own_ratio == 0 and usage.processes != 0 and device_ratio:
         # The driver attributes a whole sample to the busiest process, so a holder with 0 may be
         # busy.
         return "unknown"
 
-    ratio = whole if own is None else own
+    ratio = device_ratio if own_ratio is None else own_ratio
     if ratio is None:
         if usage.processes == 0:
             return "idle"

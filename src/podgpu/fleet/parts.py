@@ -312,15 +312,15 @@ def is_mps_client(device: GpuOrInstance, holder: Holder) -> bool:
 
 
 def device_utilization(device: GpuOrInstance) -> float | None:
-    own = [holder.known_usage.utilization_ratio for holder in device.holders]
+    of_holders = [holder.known_usage.utilization_ratio for holder in device.holders]
     window = device.known_usage.utilization_ratio
-    return _whole(device.utilization_ratio, window, own)
+    return _whole(device.utilization_ratio, window, of_holders)
 
 
 def device_memory(device: GpuOrInstance) -> int | None:
-    own = [holder.known_usage.memory_used_bytes for holder in device.holders]
+    of_holders = [holder.known_usage.memory_used_bytes for holder in device.holders]
     window = device.known_usage.memory_used_bytes
-    return _whole(device.memory_used_bytes, window, own)
+    return _whole(device.memory_used_bytes, window, of_holders)
 
 
 def _whole(latest: N | None, window: N | None, of_holders: Sequence[N | None]) -> N | None:

@@ -50,7 +50,7 @@ class PodRow(msgspec.Struct, omit_defaults=True, kw_only=True):
         if self.hidden:
             return "other namespaces"
 
-        named = Workload(
+        workload = Workload(
             self.namespace,
             self.pod,
             uid=self.uid,
@@ -58,7 +58,7 @@ class PodRow(msgspec.Struct, omit_defaults=True, kw_only=True):
             job=self.job,
             user=self.user,
         )
-        return named.text or "unknown holder"
+        return workload.text or "unknown holder"
 
 
 class PodsResponse(Answer, kw_only=True):
@@ -83,7 +83,7 @@ class _RowKey(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What one holder has on one device."""
+    """One holder on one device."""
 
     holder: HolderView
     node: str

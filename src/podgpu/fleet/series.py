@@ -187,11 +187,11 @@ def metric_name(node: str) -> str:
     `-` becomes `_` and `.` becomes `:`. Other special characters, which Kubernetes does not allow
     in node names, become `::<hex>:`. A name that begins with a digit gets the prefix `_`.
     """
-    known = {"-": "_", ".": ":"}
+    replacements = {"-": "_", ".": ":"}
 
     def escape(match: re.Match[str]) -> str:
         character = match[0]
-        return known.get(character, f"::{ord(character):x}:")
+        return replacements.get(character, f"::{ord(character):x}:")
 
     name = re.sub(r"[^a-zA-Z0-9]", escape, node)
     if name[:1].isdigit():

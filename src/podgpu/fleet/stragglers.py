@@ -459,9 +459,9 @@ def _find_among_siblings(
 
     worst = max(sizes, key=lambda device: sizes[device] / limits[device])
     size = sizes[worst]
-    others = [own for device, own in sizes.items() if device != worst]
+    siblings = [sibling for device, sibling in sizes.items() if device != worst]
     # If good GPUs often differ, all siblings must be alike.
-    spread = max(map(abs, others)) if rule.is_usual else _spread(others)
+    spread = max(map(abs, siblings)) if rule.is_usual else _spread(siblings)
     finding = _Finding(worst, rule, size, "siblings")
     if not _is_clear(job, finding, limits[worst], spread, recent[worst].minutes):
         return None
@@ -512,15 +512,15 @@ def _find_against_past(
         limits[device] = _least_difference(rule, windows[device].sample)
     worst = max(changes, key=lambda device: changes[device].size / limits[device])
     size, spread = changes[worst]
-    others = [change.size for device, change in changes.items() if device != worst]
+    siblings = [change.size for device, change in changes.items() if device != worst]
     # A single GPU can be compared with its past, unless the rule needs several siblings.
-    if rule.others > 1 and len(others) < rule.others:
+    if rule.others > 1 and len(siblings) < rule.others:
         return None
 
-    if others:
+    if siblings:
         # A sibling that is faster than before proves nothing about this GPU.
-        size -= max(0.0, median(others))
-        spread = max(spread, _spread(others))
+        size -= max(0.0, median(siblings))
+        spread = max(spread, _spread(siblings))
 
     usual = _combine(job.past[worst], median)
     minutes = []

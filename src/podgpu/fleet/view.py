@@ -349,6 +349,7 @@ def total_of(state: ClusterState) -> Totals:
             if gpu.power_mw is not None and not node.stale:
                 watts.append(gpu.power_mw / 1000)
 
+    # Without a known value, a sum is None, not 0.
     power = round(sum(watts), 1) if watts else None
     sums = sum_held(_held_parts(state), state.prices.currency)
     sums.waste = unallocated.plus(sums.waste or WasteRate())

@@ -112,9 +112,9 @@ def write_past(
         samples = []
         for exporter in exporters:
             tenants = step.find_tenants(runs[exporter.node.name])
-            own = list(_sample_node(exporter.node, tenants, step))
-            exporter.recorder.append(at, own)
-            samples += own
+            node_samples = list(_sample_node(exporter.node, tenants, step))
+            exporter.recorder.append(at, node_samples)
+            samples += node_samples
         cluster.append(at, samples)
 
     nodes = [exporter.node for exporter in exporters]
@@ -194,9 +194,10 @@ def _sample_node(node: DemoNode, tenants: Sequence[Tenant], step: _Step) -> Iter
     for gpu in node.driver.gpus:
         on_gpu = [tenant for tenant in tenants if tenant.gpu == gpu.number]
         for instance, size in _divide(gpu):
-            own = [tenant for tenant in on_gpu if tenant.gi_id == instance]
-            users = on_gpu if instance is None else own
-            device = _PastDevice(node, gpu, instance, size, own, users, step)
+            # `_divide` ends with the GPU itself. It holds the rest, but its use is that of all.
+            holders = [tenant for tenant in on_gpu if tenant.gi_id == instance]
+            users = on_gpu if instance is None else holders
+            device = _PastDevice(node, gpu, instance, size, holders, users, step)
             yield device.sample()
 
 

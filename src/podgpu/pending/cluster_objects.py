@@ -310,8 +310,7 @@ def _parse_claims(spec: KubeObject, status: KubeObject) -> Iterator[PodClaim]:
 
     for entry in read_list(spec, "resourceClaims"):
         template = entry.get("resourceClaimTemplateName") or ""
-        named = entry.get("resourceClaimName") or ""
-        claim = named or created.get(entry["name"])
+        claim = entry.get("resourceClaimName") or created.get(entry["name"])
         # None: it has not been created yet. Empty: the pod needs no claim.
         if claim == "":
             continue

@@ -145,6 +145,7 @@ def make_queue(
     if not query.namespace and not query.pod:
         hidden = [each for each in snapshot.queue.waiting if not _is_visible(each, visible)]
 
+    # `others` request no GPU, so they are not counted.
     counted = shown + hidden
     groups = _group(shown + others, visible)
     omitted = groups[_MAX_GROUPS:]

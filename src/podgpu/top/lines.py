@@ -437,9 +437,9 @@ def _find_largest(line: Line, order: Order) -> float:
     }
     values = [_find_largest(inner, order) for inner in line.beneath]
 
-    own = figures[order]
-    if own is not None:
-        values.append(own)
+    value = figures[order]
+    if value is not None:
+        values.append(value)
     # Lines without a value are last.
     return max(values, default=float("-inf"))
 

@@ -229,8 +229,8 @@ class Screen:
         head.append(table.header())
         notes = _render_notes(seen, width, now)
 
-        others = len(head) + len(notes) + 1  # with the footer
-        self._height = max(1, height - others)
+        footer = 1
+        self._height = max(1, height - len(head) - len(notes) - footer)
         self._keys = [line.key for _, line in table.lines]
         self._cursor.follow(self._keys, self._height)
         self._update_details(table, seen, width)

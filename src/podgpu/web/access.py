@@ -213,9 +213,10 @@ class KubernetesAccess:
 
         # The key is a hash, so that no token stays in memory.
         key = hashlib.blake2b(token.encode("utf-8", "replace"), key=self._salt).digest()
-        known = self._users.find(key)
-        if known is not None:
-            return known[0]
+        # A tuple, because None stands for an invalid token.
+        cached = self._users.find(key)
+        if cached is not None:
+            return cached[0]
 
         user = await self._review_token(token)
         self._users.add(key, user)
@@ -250,9 +251,9 @@ class KubernetesAccess:
         return await self._decide(user, verb, path, {"nonResourceAttributes": attributes})
 
     async def _decide(self, user: User, what: str, where: str, attributes: KubeObject) -> bool:
-        known = self._decisions.find((user, what, where))
-        if known is not None:
-            return known[0]
+        cached = self._decisions.find((user, what, where))
+        if cached is not None:
+            return cached[0]
 
         document = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -288,16 +289,17 @@ class _KubernetesViewer:
         return await self._access.may_list_pods(self._user, "")
 
     async def visible(self, namespaces: Iterable[str]) -> frozenset[str]:
-        named = dict.fromkeys(filter(None, namespaces))
+        # Without duplicates. Holders that are no pods have an empty namespace.
+        unique = list(dict.fromkeys(filter(None, namespaces)))
         if await self.sees_all():
-            return frozenset(named)
+            return frozenset(unique)
 
         decisions: list[Awaitable[bool]] = []
-        for namespace in named:
+        for namespace in unique:
             decisions.append(self._access.may_list_pods(self._user, namespace))
 
         allowed = await asyncio.gather(*decisions)
-        return frozenset(name for name, may in zip(named, allowed, strict=True) if may)
+        return frozenset(name for name, may in zip(unique, allowed, strict=True) if may)
 
 
 async def _answer_probe(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -243,7 +243,7 @@ def _require(answer: _Answer | None, missing: str) -> _Answer:
 
 
 async def _check_visible(request: web.Request, namespace: str, missing: str) -> None:
-    """What the user may not see does not exist for him."""
+    """Answers as if the pod did not exist if the user may not see its namespace."""
     if not await viewer_of(request).visible([namespace]):
         raise _Missing(missing)
 

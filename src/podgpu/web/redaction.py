@@ -208,8 +208,8 @@ def _hide_span(span: HolderSpan, visible: Visible) -> HolderSpan:
 
 def hide_in_marks(marks: Iterable[Mark]) -> list[Mark]:
     """Leaves out marks whose text names a pod."""
-    kept = (mark for mark in marks if mark.condition != IDLE)
-    return [mark for mark in kept if not names_workload(mark.condition)]
+    not_idle = (mark for mark in marks if mark.condition != IDLE)
+    return [mark for mark in not_idle if not names_workload(mark.condition)]
 
 
 def list_event_namespaces(answer: EventsAnswer) -> Iterator[str]:

@@ -154,9 +154,9 @@ def body_response(request: web.Request, body: Body, headers: Mapping[str, str]) 
     """
     sent = {"Vary": "Accept-Encoding", **headers}
     # The header may list several ETags, weak or not. Ours is quoted, so it is in no other one.
-    known = request.headers.get("If-None-Match", "")
+    cached_etags = request.headers.get("If-None-Match", "")
     etag = sent.get("ETag")
-    if etag is not None and etag.removeprefix("W/") in known:
+    if etag is not None and etag.removeprefix("W/") in cached_etags:
         del sent["Content-Type"]
         return web.Response(status=304, headers=sent)
     if accepts_gzip(request.headers.get("Accept-Encoding", "")):

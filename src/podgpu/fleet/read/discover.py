@@ -224,16 +224,17 @@ class KubernetesTargets:
         if not self._labelled.synced or not self._services.synced:
             return labelled
 
-        known = {record.service for record in labelled}
-        missing = set(self._services.items()) - known
+        with_slices = {record.service for record in labelled}
+        missing = set(self._services.items()) - with_slices
         names = tuple(sorted({name for _, name in missing}))
         if names != self._unlabelled_names:
             self._watch_unlabelled(names)
         if self._unlabelled is None:
             return labelled
 
-        others = [slice for slice in self._unlabelled.items() if slice.service in missing]
-        return (*labelled, *others)
+        # Other namespaces may have a Service of the same name.
+        unlabelled = [slice for slice in self._unlabelled.items() if slice.service in missing]
+        return (*labelled, *unlabelled)
 
     def notes(self) -> Sequence[Note]:
         slices = self._update_slices()

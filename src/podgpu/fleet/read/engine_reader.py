@@ -88,24 +88,25 @@ def list_places(endpoint: PodEndpoint, container: str, is_first: bool) -> list[P
     `is_first`: of the pod's containers that hold GPUs. Ports that no container declares are tried
     for the first one only, so that no engine is counted twice.
     """
-    own = []
-    others = set()
+    declared = []
+    of_others = set()
     for port in endpoint.ports:
         if port.container == container:
-            own.append(port)
+            declared.append(port)
         else:
-            others.add(port.number)
+            of_others.add(port.number)
 
-    own.sort(key=lambda port: (_rank(port.name), port.number))
-    numbers = [port.number for port in own][:_MAX_PORTS]
+    declared.sort(key=lambda port: (_rank(port.name), port.number))
+    numbers = [port.number for port in declared][:_MAX_PORTS]
+    # The default ports of the engines, if none is declared.
     if is_first and not numbers:
-        known = dict.fromkeys(engine.port for engine in engines())
-        numbers = [number for number in known if number not in others]
+        default_ports = dict.fromkeys(engine.port for engine in engines())
+        numbers = [number for number in default_ports if number not in of_others]
 
     places = []
     annotated = endpoint.metrics_port
     # The annotation may name a port that no container declares.
-    is_own = annotated in numbers or (is_first and annotated not in others)
+    is_own = annotated in numbers or (is_first and annotated not in of_others)
     if annotated and is_own:
         path = endpoint.metrics_path or "/metrics"
         places.append(Place(endpoint.ip, annotated, path))

@@ -622,12 +622,12 @@ async def read_node_labels(
         labels = sample.labels
         cluster = server.cluster_of(labels)
         node = labels.get("exported_node") or labels.get("node", "")
-        own = {}
+        node_labels = {}
         for name, key in keys.items():
             if key in labels:
-                own[name] = labels[key]
+                node_labels[name] = labels[key]
 
-        variants[cluster, node].append(own)
+        variants[cluster, node].append(node_labels)
 
     return select_unique(variants)
 

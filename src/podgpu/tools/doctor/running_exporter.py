@@ -21,13 +21,13 @@ def find_exporter(proc: str) -> RunningExporter | None:
 
     Its pid is not always 1, because with `hostPID` the container sees all processes of the node.
     """
-    own = _read_mount_namespace(proc, "self")
-    if own is None:
+    our_namespace = _read_mount_namespace(proc, "self")
+    if our_namespace is None:
         return None
 
     pids = [int(name) for name in os.listdir(proc) if name.isdecimal()]
     for pid in sorted(pids):
-        if _read_mount_namespace(proc, str(pid)) == own:
+        if _read_mount_namespace(proc, str(pid)) == our_namespace:
             arguments = _find_arguments(_read_cmdline(proc, pid))
             if arguments is not None:
                 return RunningExporter(pid, tuple(arguments))

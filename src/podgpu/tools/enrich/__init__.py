@@ -177,8 +177,8 @@ class Enricher:
         seconds = self.clock.monotonic() - started
         sources = (SourceStatus(SOURCE, True, seconds), *held.sources)
         existing = {family.name for family in families}
-        own = self._encode_self(sources, held, existing, taken_at=self.clock.wall())
-        self._write(encode_parsed(families) + own)
+        own_metrics = self._encode_self(sources, held, existing, taken_at=self.clock.wall())
+        self._write(encode_parsed(families) + own_metrics)
         self._written_at = self.clock.monotonic()
         return held.sources
 
@@ -190,8 +190,10 @@ class Enricher:
 
     def _remove_values(self, failure: SourceStatus) -> None:
         """Writes a file that has only podgpu's own metrics."""
-        own = self._encode_self((failure,), Allocation(), existing=frozenset(), taken_at=None)
-        self._write(own)
+        own_metrics = self._encode_self(
+            (failure,), Allocation(), existing=frozenset(), taken_at=None
+        )
+        self._write(own_metrics)
         # Otherwise, an earlier update has removed them. This one only writes the error counts.
         if self._written_at is not None:
             _log.warning("%s: the values were removed, because they are stale", self.file.path)
