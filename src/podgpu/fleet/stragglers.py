@@ -249,7 +249,8 @@ def _keep_slow(job: _JobHistory, slowest: SlowGpu | None, evidence: _Evidence) -
             return slowest._replace(since=before.since)
         return slowest
 
-    if evidence.judges(before) or job.unjudged >= WINDOW:
+    # It was compared and is not slow anymore, or too much time has passed without a comparison.
+    if evidence.can_judge(before) or job.unjudged >= WINDOW:
         job.unjudged = 0
         return None
 
@@ -576,7 +577,7 @@ class _Evidence(NamedTuple):
     recent: Mapping[str, _WorkingGpu]
     windows: Mapping[str, _ComparedWindow]
 
-    def judges(self, slow: SlowGpu) -> bool:
+    def can_judge(self, slow: SlowGpu) -> bool:
         """Returns True if the rule by which this GPU was slow can be applied again."""
         rule = next(rule for rule in _RULES if rule.reason == slow.reason)
         if slow.against == "past":
