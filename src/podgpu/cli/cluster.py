@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -306,11 +306,9 @@ def choose_collector(
     `podgpu autoscale` has no option --owners, --prices or --token-metrics.
     """
     owners = _watch_owners(options, stack)
-    read_owners: Callable[[], Mapping[PodName, WorkloadOwner]] = dict
-    read_kept_pods: Callable[[], frozenset[PodName]] = frozenset
+    pods = _PodReaders()
     if owners is not None:
-        read_owners = owners.read
-        read_kept_pods = owners.read_kept
+        pods = _PodReaders(owners.read, owners.read_kept)
 
     def read_price_labels() -> Sequence[str]:
         """Returns the names of the node labels that the price file, which may change, uses."""
@@ -322,8 +320,8 @@ def choose_collector(
             PrometheusCollector,
             _prometheus_server(options),
             settings,
-            owners=read_owners,
-            kept_pods=read_kept_pods,
+            owners=pods.read_owners,
+            kept_pods=pods.read_kept,
             label_names=read_price_labels,
         )
         with naming_option("--prometheus"):
@@ -334,7 +332,28 @@ def choose_collector(
     # With --owners auto, the page does not show that owners cannot be read.
     if owners is not None and options["owners"] == "api":
         notes.append(owners.notes)
+    return _choose_scraper(options, settings, stack, pods, read_price_labels, notes)
 
+
+class _PodReaders(NamedTuple):
+    """Return what the API server says of pods. By default nothing."""
+
+    read_owners: Callable[[], Mapping[PodName, WorkloadOwner]] = dict
+    read_kept: Callable[[], frozenset[PodName]] = frozenset
+
+
+def _choose_scraper(
+    options: Options,
+    settings: ViewSettings,
+    stack: ExitStack,
+    pods: _PodReaders,
+    read_price_labels: Callable[[], Sequence[str]],
+    notes: list[ReadNotes],
+) -> MakeCollector:
+    """Returns a function that creates the collector of --scrape or --discover-kubernetes.
+
+    `notes`: adds what the collector's own watches say.
+    """
     labels = _watch_node_labels(options, stack)
     if labels is not None:
         notes.append(labels.notes)
@@ -357,8 +376,8 @@ def choose_collector(
         access=access,
         timeout=min(_SCRAPE_TIMEOUT, settings.interval),
         node_labels=_split_node_label(options["node_label"]),
-        read_owners=read_owners,
-        read_kept_pods=read_kept_pods,
+        read_owners=pods.read_owners,
+        read_kept_pods=pods.read_kept,
         read_node_labels=read_node_labels,
         read_notes=partial(collect_notes, notes),
         make_engines=make_engines,
