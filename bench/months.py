@@ -18,8 +18,13 @@ from podgpu.charge import HeldTime, charge
 from podgpu.fleet.prices import Price, Prices
 from podgpu.past.bill import RangeAnswer, RangeQuery, read_range_answer
 from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.schema import COARSE, DAY, FINE, HOUR
 from podgpu.past.store import HistoryStore
+from podgpu.past.time_steps import (
+    COARSE,
+    DAY,
+    FINE,
+    HOUR,
+)
 from tests.fleet.states import state_of
 
 MAX_GIB = 2.0

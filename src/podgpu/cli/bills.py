@@ -15,7 +15,7 @@ from podgpu.cli.view_options import PERIOD_SECONDS, open_view, parse_at, print_a
 from podgpu.errors import UsageError, one_line
 from podgpu.past.bill import RangeAnswer, RangeFigures, RangeRow, describe_row, parse_range_query
 from podgpu.past.costs import month_start
-from podgpu.past.sqlite import parse_range
+from podgpu.past.queries import parse_range
 
 RANGE_PATH = "api/v1/range"
 WASTE_PATH = "api/v1/waste"

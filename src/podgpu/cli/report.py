@@ -40,8 +40,8 @@ from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import View, decode_view
 from podgpu.metrics.conditions import KUBERNETES_UNHEALTHY, breaks_gpu
 from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row
+from podgpu.past.queries import parse_range
 from podgpu.past.savings import SavingsAnswer
-from podgpu.past.sqlite import parse_range
 from podgpu.past.token_costs import TokenFigures
 from podgpu.view_address import ViewClient, decode_answer, read_answer
 

@@ -32,7 +32,14 @@ from podgpu.model import Workload, WorkloadOwner, group_by
 from podgpu.past.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.load_steps import PastLoad
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE, floor_time
+from podgpu.past.schema import IDLE
+from podgpu.past.time_steps import (
+    COARSE,
+    DAY,
+    FINE,
+    HOUR,
+    floor_time,
+)
 
 _LOAD_DAYS = 7
 _JOBS = 5  # before the one that runs now

@@ -56,8 +56,8 @@ from podgpu.past.savings import (
     SharedPodLoad,
     UnreadPods,
 )
-from podgpu.past.schema import COARSE, HOUR
 from podgpu.past.slowdown import MAX_BUSY
+from podgpu.past.time_steps import COARSE, HOUR
 
 COMPUTE_HEADROOM = 0.2
 MEMORY_HEADROOM = 0.1

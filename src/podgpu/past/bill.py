@@ -21,8 +21,11 @@ from podgpu.fleet.prices import Prices
 from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.known import select_known
 from podgpu.model import WorkloadOwner, group_by
-from podgpu.past.schema import COARSE, DAY
-from podgpu.past.sqlite import parse_is_csv, parse_range, parse_time
+from podgpu.past.queries import (
+    parse_is_csv,
+    parse_range,
+    parse_time,
+)
 from podgpu.past.sqlite_charges import (
     SINGLE,
     Grouping,
@@ -33,6 +36,7 @@ from podgpu.past.sqlite_charges import (
     read_token_steps,
     read_usage_start,
 )
+from podgpu.past.time_steps import COARSE, DAY
 from podgpu.past.token_costs import TokenFigures, make_token_figures, sum_engines
 from podgpu.past.token_fit import NoFit, TokenFit, fit_tokens
 

@@ -35,8 +35,18 @@ from podgpu.past.bill import (
     name_row,
     parse_range_query,
 )
-from podgpu.past.schema import DAY, HOUR, OPEN, UNSETTLED, ceil_time, fetch_value, floor_time
+from podgpu.past.schema import (
+    OPEN,
+    UNSETTLED,
+    fetch_value,
+)
 from podgpu.past.sqlite_charges import read_steps
+from podgpu.past.time_steps import (
+    DAY,
+    HOUR,
+    ceil_time,
+    floor_time,
+)
 
 MAX_STEPS = 400  # bounds the answer, and the points of a query to Prometheus
 MOST_ROWS = 8  # a stacked chart with more colours is not readable

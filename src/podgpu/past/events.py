@@ -15,8 +15,8 @@ import msgspec
 
 from podgpu.errors import UsageError, few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
+from podgpu.past.queries import parse_range, parse_time
 from podgpu.past.schema import HOLDER, IDLE, fetch_value
-from podgpu.past.sqlite import parse_range, parse_time
 
 MOST_EVENTS = 1000
 MAX_SPANS = 20_000

@@ -24,7 +24,11 @@ from podgpu.past.bill import (
     describe_row,
 )
 from podgpu.past.costs import month_start
-from podgpu.past.schema import COARSE, DAY, floor_time
+from podgpu.past.time_steps import (
+    COARSE,
+    DAY,
+    floor_time,
+)
 from podgpu.past.token_costs import TokenFigures
 
 _MAX_DAYS = 366  # each day is a query

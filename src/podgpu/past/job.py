@@ -23,7 +23,7 @@ from podgpu.model import GpuOrInstance, Workload, WorkloadOwner
 from podgpu.past.advice import advise_pod
 from podgpu.past.bill import RangeFigures, add_tokens, add_up, fit_charges
 from podgpu.past.loads import read_pod_load
-from podgpu.past.schema import COARSE, DAY, FINE, HOLDER, IDLE, floor_time
+from podgpu.past.schema import HOLDER, IDLE
 from podgpu.past.slow_checks import SlowCheck, SlowFacts, check_causes, explain_slow
 from podgpu.past.sqlite import (
     HolderSpan,
@@ -34,6 +34,12 @@ from podgpu.past.sqlite import (
     read_pod,
 )
 from podgpu.past.sqlite_charges import read_range, read_token_steps
+from podgpu.past.time_steps import (
+    COARSE,
+    DAY,
+    FINE,
+    floor_time,
+)
 from podgpu.past.verdict import (
     Activity,
     Cause,

@@ -17,7 +17,11 @@ from podgpu.known import add_known
 from podgpu.model import MIB
 from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.mixes import CERTAINLY_IDLE, STEP_BYTES, UNKNOWN, step_value
-from podgpu.past.schema import COARSE, HOUR, floor_time
+from podgpu.past.time_steps import (
+    COARSE,
+    HOUR,
+    floor_time,
+)
 
 _STEPS = HOUR // COARSE
 HOUR_BYTES = _STEPS * STEP_BYTES

@@ -27,8 +27,15 @@ from podgpu.past.savings import (
     SharedLoad,
     SharedPodLoad,
 )
-from podgpu.past.schema import COARSE, DAY, HOLDER, HOUR, OPEN, ceil_time, floor_time
+from podgpu.past.schema import HOLDER, OPEN
 from podgpu.past.sqlite_charges import read_charges, read_usage_start
+from podgpu.past.time_steps import (
+    COARSE,
+    DAY,
+    HOUR,
+    ceil_time,
+    floor_time,
+)
 
 _UNKNOWN_STEP = UNKNOWN.to_bytes(STEP_BYTES, "little")
 _ACCOUNTS = "SELECT id, namespace, pod, job, uid, container_id FROM account"

@@ -28,7 +28,8 @@ from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.promql import HELD_NAMES, by, select_gpus, select_held
 from podgpu.model import Condition, PodName, Workload
 from podgpu.past.events import MAX_SPANS, EventQuery, EventsAnswer, Span, make_events
-from podgpu.past.schema import CONDITION, FINE, HOLDER, ceil_time
+from podgpu.past.schema import CONDITION, HOLDER
+from podgpu.past.time_steps import FINE, ceil_time
 from podgpu.past.verdict import Interval
 
 _STEPS = 480

@@ -44,7 +44,12 @@ from podgpu.past.savings import (
     SharedPodLoad,
     UnreadPods,
 )
-from podgpu.past.schema import COARSE, DAY, HOUR, floor_time
+from podgpu.past.time_steps import (
+    COARSE,
+    DAY,
+    HOUR,
+    floor_time,
+)
 
 _TIMEOUT = 60.0
 _STEP_RULE = "podgpu:savings:step5m"

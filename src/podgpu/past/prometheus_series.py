@@ -46,7 +46,6 @@ from podgpu.past.prometheus_charges import read_bill, read_costs
 from podgpu.past.prometheus_events import MAX_GAP_SECONDS, read_prometheus_events
 from podgpu.past.prometheus_savings import read_savings
 from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.schema import COARSE, FINE, ceil_time
 from podgpu.past.sqlite import (
     JSON,
     MAX_POINTS,
@@ -58,6 +57,11 @@ from podgpu.past.sqlite import (
     round_series,
     sparkline_times,
     sparklines_json,
+)
+from podgpu.past.time_steps import (
+    COARSE,
+    FINE,
+    ceil_time,
 )
 
 CACHE_SECONDS = 15.0  # of sparklines

@@ -18,8 +18,8 @@ from podgpu.errors import UsageError
 from podgpu.model import WorkloadOwner
 from podgpu.past.bill import PeriodAnswer, describe_owner
 from podgpu.past.focus import write_table
-from podgpu.past.schema import DAY, HOUR
-from podgpu.past.sqlite import parse_is_csv, parse_range
+from podgpu.past.queries import parse_is_csv, parse_range
+from podgpu.past.time_steps import DAY, HOUR
 
 Kind = Literal["stop", "shrink", "share", "pack"]
 KINDS: tuple[Kind, ...] = ("stop", "shrink", "share", "pack")

@@ -17,15 +17,17 @@ from podgpu.model import PodName
 from podgpu.past.schema import (
     ACCOUNT_COLUMNS,
     AMOUNT_COLUMNS,
-    COARSE,
-    DAY,
-    HOUR,
     OPEN,
     SUMS,
     UNSETTLED,
+    split_account,
+)
+from podgpu.past.time_steps import (
+    COARSE,
+    DAY,
+    HOUR,
     ceil_time,
     floor_time,
-    split_account,
 )
 
 # Sums each window by itself, and joins the sums: both save a quarter of the time.

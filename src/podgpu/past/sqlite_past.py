@@ -19,7 +19,6 @@ from podgpu.past.loads import read_fleet_load
 from podgpu.past.moment import read_past
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.schema import COARSE, FINE, floor_time
 from podgpu.past.sqlite import (
     JSON,
     GpuHistory,
@@ -32,6 +31,11 @@ from podgpu.past.sqlite import (
     read_utilization,
     sparkline_times,
     sparklines_json,
+)
+from podgpu.past.time_steps import (
+    COARSE,
+    FINE,
+    floor_time,
 )
 
 _MAX_SAVINGS = 16  # answers that are kept until the next step of 5 minutes

@@ -31,13 +31,9 @@ from podgpu.past.retention import IN_MEMORY, Deletion, Retention, keep_again
 from podgpu.past.schema import (
     ACCOUNT_COLUMNS,
     AMOUNT_COLUMNS,
-    COARSE,
     CONDITION,
-    DAY,
-    FINE,
     GPU_ITSELF,
     HOLDER,
-    HOUR,
     IDLE,
     INTO_USAGE,
     OPEN,
@@ -45,8 +41,14 @@ from podgpu.past.schema import (
     UNSETTLED,
     USAGE_COLUMNS,
     fetch_value,
-    floor_time,
     split_account,
+)
+from podgpu.past.time_steps import (
+    COARSE,
+    DAY,
+    FINE,
+    HOUR,
+    floor_time,
 )
 
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB

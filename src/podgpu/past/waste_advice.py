@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from podgpu.charge import Waste
 from podgpu.past.bill import RangeRow
-from podgpu.past.schema import HOUR
+from podgpu.past.time_steps import HOUR
 from podgpu.past.verdict import GOOD_USE
 
 _LEAST_RATIO = 0.1  # of the allocated hours; less is normal

@@ -32,8 +32,8 @@ from podgpu.past.costs import parse_costs_query, widest_range
 from podgpu.past.events import parse_events_query
 from podgpu.past.focus import encode_csv, split_days
 from podgpu.past.interface import Past
+from podgpu.past.queries import parse_range, parse_time
 from podgpu.past.savings import encode_savings_csv, parse_savings_query
-from podgpu.past.sqlite import parse_range, parse_time
 from podgpu.past.waste_advice import advise_row
 from podgpu.pending.queue import QueueSnapshot, make_queue, parse_queue_query
 from podgpu.web.access import Viewer, viewer_of
