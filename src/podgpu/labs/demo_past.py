@@ -32,7 +32,7 @@ from podgpu.model import Workload, WorkloadOwner, group_by
 from podgpu.past.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.load_steps import PastLoad
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.schema import IDLE
+from podgpu.past.spans import IDLE
 from podgpu.past.time_steps import (
     COARSE,
     DAY,

@@ -16,7 +16,8 @@ import msgspec
 from podgpu.errors import UsageError, few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
 from podgpu.past.queries import parse_range, parse_time
-from podgpu.past.schema import HOLDER, IDLE, fetch_value
+from podgpu.past.schema import fetch_value
+from podgpu.past.spans import HOLDER, IDLE, Span
 
 MOST_EVENTS = 1000
 MAX_SPANS = 20_000
@@ -76,31 +77,6 @@ class EventsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     to: float
     truncated: bool = False  # True if older events in the range were omitted
     events: list[Event]
-
-
-class Span(NamedTuple):
-    """A period in which a GPU had a holder or a condition."""
-
-    started: float  # -inf if it began before everything that is known
-    ended: float | None
-    kind: str
-    name: str = ""
-    message: str = ""
-    uuid: str = ""
-    instance: str = ""
-    node: str = ""
-    gpu_index: int | None = None
-    account: int = -1  # identifies the pod or job
-    namespace: str = ""
-    pod: str = ""
-    workload: str = ""  # its name, for people
-
-    @property
-    def gpu(self) -> str:
-        index = "?" if self.gpu_index is None else str(self.gpu_index)
-        if self.instance:
-            return f"{index}/{self.instance}"
-        return index
 
 
 def parse_events_query(query: Mapping[str, str]) -> EventQuery:

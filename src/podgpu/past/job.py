@@ -23,8 +23,14 @@ from podgpu.model import GpuOrInstance, Workload, WorkloadOwner
 from podgpu.past.advice import advise_pod
 from podgpu.past.bill import RangeFigures, add_tokens, add_up, fit_charges
 from podgpu.past.loads import read_pod_load
-from podgpu.past.schema import HOLDER, IDLE
 from podgpu.past.slow_checks import SlowCheck, SlowFacts, check_causes, explain_slow
+from podgpu.past.spans import (
+    HOLDER,
+    IDLE,
+    Interval,
+    measure_common,
+    unite,
+)
 from podgpu.past.sqlite import (
     HolderSpan,
     Mark,
@@ -43,14 +49,11 @@ from podgpu.past.time_steps import (
 from podgpu.past.verdict import (
     Activity,
     Cause,
-    Interval,
     UseVerdict,
     judge_activity,
     judge_use,
     measure_cause,
-    measure_common,
     rank_causes,
-    unite,
 )
 
 _LONGEST = 8 * DAY  # samples are stored for this many seconds

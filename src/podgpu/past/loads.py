@@ -27,7 +27,8 @@ from podgpu.past.savings import (
     SharedLoad,
     SharedPodLoad,
 )
-from podgpu.past.schema import HOLDER, OPEN
+from podgpu.past.schema import OPEN
+from podgpu.past.spans import HOLDER
 from podgpu.past.sqlite_charges import read_charges, read_usage_start
 from podgpu.past.time_steps import (
     COARSE,

@@ -35,7 +35,12 @@ from podgpu.model import (
     WorkloadOwner,
     group_by,
 )
-from podgpu.past.schema import CONDITION, GPU_ITSELF, HOLDER, IDLE, fetch_value
+from podgpu.past.schema import GPU_ITSELF, fetch_value
+from podgpu.past.spans import (
+    CONDITION,
+    HOLDER,
+    IDLE,
+)
 
 _NOTE = (
     "the history has no processes, waiting times, DCGM fields and reservations; pods that have"

@@ -17,7 +17,7 @@ from podgpu.past.book_clock import STABLE_SECONDS, BookClock, BookTime
 from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.history_file import HistoryError
 from podgpu.past.load_steps import PastLoad
-from podgpu.past.schema import CONDITION
+from podgpu.past.spans import CONDITION
 from podgpu.past.store import HistoryStore
 from podgpu.past.time_steps import FINE
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from podgpu.charge import AMOUNTS, UsageAccount
+from podgpu.past.spans import CONDITION, HOLDER, IDLE
 from podgpu.past.time_steps import COARSE, DAY, HOUR
 
 SCHEMA_VERSION = 5
@@ -20,9 +21,6 @@ SCHEMA_VERSION = 5
 OPEN = 1
 UNSETTLED = 2
 GPU_ITSELF = 0  # the `account` of rows about the GPU itself
-HOLDER = "holder"  # kinds of spans
-CONDITION = "condition"
-IDLE = "idle"
 
 _log = logging.getLogger(__name__)
 _COPY_SUFFIX = ".schema4"

@@ -17,11 +17,8 @@ from podgpu.charge import Figures
 from podgpu.known import select_known
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import PodName, Workload, group_by
-from podgpu.past.schema import (
-    GPU_ITSELF,
-    HOLDER,
-    fetch_value,
-)
+from podgpu.past.schema import GPU_ITSELF, fetch_value
+from podgpu.past.spans import HOLDER
 from podgpu.past.time_steps import (
     COARSE,
     FINE,

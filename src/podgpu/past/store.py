@@ -31,10 +31,7 @@ from podgpu.past.retention import IN_MEMORY, Deletion, Retention, keep_again
 from podgpu.past.schema import (
     ACCOUNT_COLUMNS,
     AMOUNT_COLUMNS,
-    CONDITION,
     GPU_ITSELF,
-    HOLDER,
-    IDLE,
     INTO_USAGE,
     OPEN,
     SUMS,
@@ -42,6 +39,11 @@ from podgpu.past.schema import (
     USAGE_COLUMNS,
     fetch_value,
     split_account,
+)
+from podgpu.past.spans import (
+    CONDITION,
+    HOLDER,
+    IDLE,
 )
 from podgpu.past.time_steps import (
     COARSE,

@@ -28,7 +28,7 @@ from podgpu.known import add_known
 from podgpu.metrics.conditions import names_workload
 from podgpu.model import Workload, group_by
 from podgpu.past.events import Event, EventsAnswer
-from podgpu.past.schema import IDLE
+from podgpu.past.spans import IDLE
 from podgpu.past.sqlite import DeviceHistory, GpuHistory, HolderSpan, Mark, PodHistory
 
 Visible = Collection[str]
