@@ -15,8 +15,8 @@ from statistics import mean, median
 from bench.figures import Figure, cpu_seconds_of_each
 from podgpu.charge import Amounts, Charge, Figures, UsageAccount
 from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.sqlite import read_gpu
 from podgpu.past.sqlite_charges import read_range
+from podgpu.past.sqlite_series import read_gpu
 from podgpu.past.store import HistoryStore
 
 GPUS = 8000

@@ -29,9 +29,9 @@ from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.model import DeviceState, DeviceTotals, Holder, WorkloadOwner
 from podgpu.past.bill import RangeAnswer, RangeQuery, RangeRow, describe_row
+from podgpu.past.gpu_history import MAX_POINTS
 from podgpu.past.record import make_gpu_samples
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite import MAX_POINTS
 from podgpu.past.sqlite_past import SqlitePast
 from tests.fleet import states
 from tests.fleet.prometheus_double import Asked, Reply, error, running_double

@@ -13,7 +13,7 @@ from podgpu.fleet.state import ClusterState
 from podgpu.model import DeviceState, WorkloadOwner
 from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.record import cluster_recorder, make_gpu_samples
-from podgpu.past.sqlite import read_pod
+from podgpu.past.sqlite_series import read_pod
 from podgpu.past.store import HistoryStore
 from tests.fleet.states import H100, World, gpu, holder, lost, mig, node, state_of
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from podgpu.charge import Charge, UsageAccount
-from podgpu.past.events import EventQuery, read_events
+from podgpu.past.events import EventQuery
 from podgpu.past.gpu_sample import ConditionRecord, GpuSample
+from podgpu.past.sqlite_events import read_events
 from podgpu.past.store import HistoryStore
 
 HOUR = 3600

@@ -26,8 +26,8 @@ from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.history_file import HistoryError
 from podgpu.past.record import cluster_recorder, make_gpu_samples
 from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite import read_gpu
 from podgpu.past.sqlite_charges import read_range, read_usage_start
+from podgpu.past.sqlite_series import read_gpu
 from podgpu.past.store import MAX_NEW_ACCOUNTS, HistoryStore
 from tests.fleet.states import World, gpu, holder, node
 

@@ -17,11 +17,16 @@ import pytest
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
 from podgpu.clock import Clock
+from podgpu.past.gpu_history import MAX_DEVICES, MAX_POINTS
 from podgpu.past.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.history_file import HistoryError
 from podgpu.past.recorder import FILE_NAME, HistoryRecorder
-from podgpu.past.sqlite import MAX_DEVICES, MAX_POINTS, read_gpu, read_job, read_pod
 from podgpu.past.sqlite_charges import read_range, read_usage_start
+from podgpu.past.sqlite_series import (
+    read_gpu,
+    read_job,
+    read_pod,
+)
 from podgpu.past.store import MAX_NEW_ACCOUNTS, HistoryStore
 from tests.privilege import without_privilege
 

@@ -10,9 +10,14 @@ from podgpu.fleet.round import PublishedState
 from podgpu.past.bill import RangeAnswer, RangeQuery
 from podgpu.past.costs import CostsAnswer, CostsQuery
 from podgpu.past.events import EventQuery, EventsAnswer
+from podgpu.past.gpu_history import (
+    JSON,
+    GpuHistory,
+    JobHistory,
+    PodHistory,
+)
 from podgpu.past.job import JobSummary
 from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.sqlite import JSON, GpuHistory, JobHistory, PodHistory
 
 
 class Past:

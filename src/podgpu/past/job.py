@@ -22,6 +22,13 @@ from podgpu.metrics.fields import DRAM_ACTIVE, NVLINK_BYTES, PCIE_BYTES, TENSOR_
 from podgpu.model import GpuOrInstance, Workload, WorkloadOwner
 from podgpu.past.advice import advise_pod
 from podgpu.past.bill import RangeFigures, add_tokens, add_up, fit_charges
+from podgpu.past.gpu_history import (
+    HolderSpan,
+    Mark,
+    PodHistory,
+    Values,
+    make_pod_history,
+)
 from podgpu.past.loads import read_pod_load
 from podgpu.past.slow_checks import SlowCheck, SlowFacts, check_causes, explain_slow
 from podgpu.past.spans import (
@@ -31,15 +38,8 @@ from podgpu.past.spans import (
     measure_common,
     unite,
 )
-from podgpu.past.sqlite import (
-    HolderSpan,
-    Mark,
-    PodHistory,
-    Values,
-    make_pod_history,
-    read_pod,
-)
 from podgpu.past.sqlite_charges import read_range, read_token_steps
+from podgpu.past.sqlite_series import read_pod
 from podgpu.past.time_steps import (
     COARSE,
     DAY,

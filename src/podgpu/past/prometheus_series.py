@@ -41,12 +41,7 @@ from podgpu.model import (
 from podgpu.past.bill import RangeAnswer, RangeQuery
 from podgpu.past.costs import CostsAnswer, CostsQuery, select_budgets
 from podgpu.past.events import EventQuery, EventsAnswer
-from podgpu.past.interface import Past
-from podgpu.past.prometheus_charges import read_bill, read_costs
-from podgpu.past.prometheus_events import MAX_GAP_SECONDS, read_prometheus_events
-from podgpu.past.prometheus_savings import read_savings
-from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.sqlite import (
+from podgpu.past.gpu_history import (
     JSON,
     MAX_POINTS,
     GpuHistory,
@@ -58,6 +53,11 @@ from podgpu.past.sqlite import (
     sparkline_times,
     sparklines_json,
 )
+from podgpu.past.interface import Past
+from podgpu.past.prometheus_charges import read_bill, read_costs
+from podgpu.past.prometheus_events import MAX_GAP_SECONDS, read_prometheus_events
+from podgpu.past.prometheus_savings import read_savings
+from podgpu.past.savings import SavingsAnswer, SavingsQuery
 from podgpu.past.time_steps import (
     COARSE,
     FINE,

@@ -12,25 +12,28 @@ from podgpu.fleet.state import ClusterState
 from podgpu.past.advice import make_savings
 from podgpu.past.bill import RangeAnswer, RangeQuery, read_range_answer
 from podgpu.past.costs import CostsAnswer, CostsQuery, read_costs_answer
-from podgpu.past.events import EventQuery, EventsAnswer, read_events
+from podgpu.past.events import EventQuery, EventsAnswer
+from podgpu.past.gpu_history import (
+    JSON,
+    GpuHistory,
+    JobHistory,
+    PodHistory,
+    make_pod_history,
+    sparkline_times,
+    sparklines_json,
+)
 from podgpu.past.interface import Past
 from podgpu.past.job import JobSummary, read_summary
 from podgpu.past.loads import read_fleet_load
 from podgpu.past.moment import read_past
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.sqlite import (
-    JSON,
-    GpuHistory,
-    JobHistory,
-    PodHistory,
-    make_pod_history,
+from podgpu.past.sqlite_events import read_events
+from podgpu.past.sqlite_series import (
     read_gpu,
     read_job,
     read_pod,
     read_utilization,
-    sparkline_times,
-    sparklines_json,
 )
 from podgpu.past.time_steps import (
     COARSE,
