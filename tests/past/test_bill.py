@@ -17,9 +17,9 @@ from podgpu.past.bill import (
     group_now,
     make_range,
     parse_range_query,
-    read_range_answer,
 )
 from podgpu.past.gpu_sample import GpuSample
+from podgpu.past.sqlite_bills import read_range_answer
 from podgpu.past.store import HistoryStore
 from tests.fleet.states import gpu, holder, node, state_of
 

@@ -16,7 +16,7 @@ from podgpu.fleet.state import ClusterState
 from podgpu.known import round_known, sum_all
 from podgpu.metrics.usage_methods import BY_SWITCHES
 from podgpu.model import MIB, group_by
-from podgpu.past.bill import account_of
+from podgpu.past.accounts import account_of
 from podgpu.past.load_steps import HOUR_BYTES, UNKNOWN_HOUR
 from podgpu.past.mixes import STEP_BYTES, UNKNOWN
 from podgpu.past.savings import (

@@ -63,6 +63,7 @@ from podgpu.past.bill import (
     CurrentRows,
     RangeAnswer,
     RangeQuery,
+    StepCharge,
     group_now,
     make_range,
     name_row,
@@ -81,7 +82,6 @@ from podgpu.past.prometheus_tokens import (
     token_queries,
     token_step_queries,
 )
-from podgpu.past.sqlite_charges import StepCharge
 from podgpu.past.time_steps import (
     COARSE,
     DAY,

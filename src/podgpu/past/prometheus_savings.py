@@ -31,8 +31,8 @@ from podgpu.metrics.adapter import UUID_LABELS, WORKLOAD_LABELS, first_label, re
 from podgpu.metrics.mig import parent_and_fraction
 from podgpu.metrics.promql import by, one_of, select, sum_increase
 from podgpu.model import DeviceState
+from podgpu.past.accounts import account_of
 from podgpu.past.advice import make_savings
-from podgpu.past.bill import account_of
 from podgpu.past.loads import AccountKey, HeldPod, PodKey, collect_held, list_rooms
 from podgpu.past.mixes import CERTAINLY_IDLE, FULL, UNKNOWN, step_value, write_steps
 from podgpu.past.savings import (

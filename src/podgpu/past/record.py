@@ -24,7 +24,7 @@ from podgpu.fleet.state import ClusterState
 from podgpu.known import divide_known
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import DeviceState, MigInstance
-from podgpu.past.bill import account_of
+from podgpu.past.accounts import account_of
 from podgpu.past.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.spans import IDLE

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from podgpu.charge import Amounts, Charge, UsageAccount
 from podgpu.model import PodName
+from podgpu.past.bill import StepCharge
 from podgpu.past.schema import (
     ACCOUNT_COLUMNS,
     AMOUNT_COLUMNS,
@@ -64,11 +65,6 @@ WHERE resolution IN ({OPEN}, {COARSE}) AND time >= ? AND time < ? {{only}}
 GROUP BY step, usage.account HAVING sum(token_seconds) >= 0.95 * sum(allocated)"""
 _USAGE_START = f"""
 SELECT (SELECT min(time) FROM usage WHERE resolution = {DAY}), (SELECT min(time) FROM round)"""
-
-
-class StepCharge(NamedTuple):
-    step: int  # number of 5 minutes since 1970, or start of the hour or day
-    charge: Charge
 
 
 class Grouping(NamedTuple):

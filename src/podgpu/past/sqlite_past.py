@@ -10,8 +10,8 @@ from podgpu.fleet.read.pages import GpuQuery
 from podgpu.fleet.round import PublishedState
 from podgpu.fleet.state import ClusterState
 from podgpu.past.advice import make_savings
-from podgpu.past.bill import RangeAnswer, RangeQuery, read_range_answer
-from podgpu.past.costs import CostsAnswer, CostsQuery, read_costs_answer
+from podgpu.past.bill import RangeAnswer, RangeQuery
+from podgpu.past.costs import CostsAnswer, CostsQuery
 from podgpu.past.events import EventQuery, EventsAnswer
 from podgpu.past.gpu_history import (
     JSON,
@@ -28,6 +28,7 @@ from podgpu.past.loads import read_fleet_load
 from podgpu.past.moment import read_past
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.savings import SavingsAnswer, SavingsQuery
+from podgpu.past.sqlite_bills import read_costs_answer, read_range_answer
 from podgpu.past.sqlite_events import read_events
 from podgpu.past.sqlite_series import (
     read_gpu,
