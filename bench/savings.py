@@ -21,8 +21,8 @@ from podgpu.model import MIB, DeviceState, PodName, WorkloadOwner
 from podgpu.past.advice import make_savings
 from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.load_steps import HOUR_BYTES
-from podgpu.past.loads import read_fleet_load
 from podgpu.past.savings import PodLoad, SavingsAnswer, SavingsQuery
+from podgpu.past.sqlite_loads import read_fleet_load
 from podgpu.past.store import HistoryStore
 from podgpu.past.time_steps import HOUR
 from tests.fleet.states import gpu, holder, node, state_of

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
+from podgpu.past.busy_steps import FULL, UNKNOWN, read_steps
 from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.load_steps import PastLoad
-from podgpu.past.mixes import FULL, UNKNOWN, read_steps
 from podgpu.past.store import HistoryStore
 
 STEP, HOUR = 300, 3600

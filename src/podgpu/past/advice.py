@@ -20,18 +20,15 @@ from podgpu.fleet.settings import duration_text
 from podgpu.known import round_known, select_known, sum_all
 from podgpu.metrics.mig import list_mig_sizes
 from podgpu.model import group_by
+from podgpu.past.busy_steps import FULL, UNKNOWN, read_steps, write_steps
 from podgpu.past.mixes import (
-    FULL,
     LEAST_KNOWN,
-    UNKNOWN,
     Candidate,
     Mix,
     Shared,
     find_mixes,
     find_worst,
     predict_mix,
-    read_steps,
-    write_steps,
 )
 from podgpu.past.savings import (
     ALL_READ,

@@ -29,7 +29,6 @@ from podgpu.past.gpu_history import (
     Values,
     make_pod_history,
 )
-from podgpu.past.loads import read_pod_load
 from podgpu.past.slow_checks import SlowCheck, SlowFacts, check_causes, explain_slow
 from podgpu.past.spans import (
     HOLDER,
@@ -39,6 +38,7 @@ from podgpu.past.spans import (
     unite,
 )
 from podgpu.past.sqlite_charges import read_range, read_token_steps
+from podgpu.past.sqlite_loads import read_pod_load
 from podgpu.past.sqlite_series import read_pod
 from podgpu.past.time_steps import (
     COARSE,

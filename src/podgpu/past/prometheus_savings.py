@@ -33,8 +33,8 @@ from podgpu.metrics.promql import by, one_of, select, sum_increase
 from podgpu.model import DeviceState
 from podgpu.past.accounts import account_of
 from podgpu.past.advice import make_savings
-from podgpu.past.loads import AccountKey, HeldPod, PodKey, collect_held, list_rooms
-from podgpu.past.mixes import CERTAINLY_IDLE, FULL, UNKNOWN, step_value, write_steps
+from podgpu.past.busy_steps import CERTAINLY_IDLE, FULL, UNKNOWN, step_value, write_steps
+from podgpu.past.held_pods import AccountKey, HeldPod, PodKey, collect_held, list_rooms
 from podgpu.past.savings import (
     MAX_DAYS,
     FleetLoad,

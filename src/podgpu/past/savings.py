@@ -1,7 +1,7 @@
 """The answer of `/api/v1/savings`: GPUs that could be given back, and what the pods would notice.
 
-`past/advice.py` makes it from the loads of pods, which SQLite (`past/loads.py`) or Prometheus
-(`past/prometheus_savings.py`) provide.
+`past/advice.py` makes it from the loads of pods, which `past/sqlite_loads.py` or
+`past/prometheus_savings.py` reads.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def parse_savings_query(query: Mapping[str, str]) -> SavingsQuery:
 class PodLoad:
     """What a pod or job that holds GPUs now did in a range.
 
-    `steps` has one value of `past/mixes.py` for every 5 minutes: the sum over its GPUs.
+    `steps` has one value of `past/busy_steps.py` for every 5 minutes: the sum over its GPUs.
     """
 
     account: UsageAccount
