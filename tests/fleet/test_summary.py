@@ -20,7 +20,8 @@ from podgpu.model import (
     WorkloadOwner,
 )
 from podgpu.past.gpu_sample import ConditionRecord, GpuSample
-from podgpu.past.job import JobSummary, read_summary
+from podgpu.past.job import JobSummary
+from podgpu.past.sqlite_job import read_summary
 from podgpu.past.store import HistoryStore
 from podgpu.past.verdict import judge_use
 

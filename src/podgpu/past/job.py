@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from sqlite3 import Connection
 from typing import NamedTuple
 
 import msgspec
@@ -19,33 +18,20 @@ from podgpu.fleet.state import ClusterState
 from podgpu.known import divide_known, mean_known, round_known, select_known, sum_all
 from podgpu.metrics.conditions import NODE_GONE, conditions
 from podgpu.metrics.fields import DRAM_ACTIVE, NVLINK_BYTES, PCIE_BYTES, TENSOR_ACTIVE
-from podgpu.model import GpuOrInstance, Workload, WorkloadOwner
+from podgpu.model import GpuOrInstance, PodName, Workload, WorkloadOwner
 from podgpu.past.advice import advise_pod
-from podgpu.past.bill import RangeFigures, add_tokens, add_up, fit_charges
+from podgpu.past.bill import RangeFigures, StepCharge, add_tokens, add_up, fit_charges
 from podgpu.past.gpu_history import (
+    GpuHistory,
     HolderSpan,
     Mark,
     PodHistory,
     Values,
     make_pod_history,
 )
+from podgpu.past.savings import FleetLoad
 from podgpu.past.slow_checks import SlowCheck, SlowFacts, check_causes, explain_slow
-from podgpu.past.spans import (
-    HOLDER,
-    IDLE,
-    Interval,
-    measure_common,
-    unite,
-)
-from podgpu.past.sqlite_charges import read_range, read_token_steps
-from podgpu.past.sqlite_loads import read_pod_load
-from podgpu.past.sqlite_series import read_pod
-from podgpu.past.time_steps import (
-    COARSE,
-    DAY,
-    FINE,
-    floor_time,
-)
+from podgpu.past.spans import IDLE, Interval, measure_common
 from podgpu.past.verdict import (
     Activity,
     Cause,
@@ -56,17 +42,8 @@ from podgpu.past.verdict import (
     rank_causes,
 )
 
-_LONGEST = 8 * DAY  # samples are stored for this many seconds
 _BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do not share it
 _THROTTLING = ("thermal", "power_brake")
-# Returns the times when a pod held a GPU.
-# If the node was gone at the end, the time includes the outage.
-_TIMES_HELD = f"""
-SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
-FROM span JOIN account ON account.id = span.account
-LEFT JOIN span AS gone
-    ON gone.gpu = span.gpu AND gone.name = 'node_gone' AND gone.started = span.ended
-WHERE namespace = ? AND pod = ? AND span.kind = '{HOLDER}' ORDER BY span.started"""
 
 
 class JobSummary(RangeFigures, kw_only=True):
@@ -111,66 +88,53 @@ class JobSummary(RangeFigures, kw_only=True):
     hint: str = ""
 
 
-def read_summary(
-    db: Connection, namespace: str, pod: str, now: float, state: ClusterState
-) -> JobSummary | None:
-    rows = db.execute(_TIMES_HELD, (namespace, pod)).fetchall()
-    if not rows:
-        return None
+class RecordedPod(NamedTuple):
+    """All that is recorded of a pod."""
 
-    started, _, owner_kind, owner_name = rows[0]
-    is_running = any(ended is None for _, ended, *_ in rows)
-    times = [Interval(start, now if ended is None else ended) for start, ended, *_ in rows]
-    runs = unite(times)
-    end = runs[-1].end
+    pod: PodName
+    owner: WorkloadOwner | None
+    runs: Sequence[Interval]  # when it held a GPU: sorted, without overlaps, and not empty
+    is_running: bool  # it holds a GPU now
+    charges: Sequence[Charge]
+    token_steps: Sequence[StepCharge]  # its charges in 5 minutes, if it has an LLM engine
+    gpus: Sequence[GpuHistory]  # that it held, with the conditions at the start and the end
+    load: FleetLoad  # what it did in the last seven days; without pods if it is not running
 
+    @property
+    def end(self) -> float:
+        return self.runs[-1].end
+
+
+def make_summary(record: RecordedPod, state: ClusterState) -> JobSummary:
+    namespace, pod = record.pod
     summary = JobSummary(
         simulated=state.simulated,
         namespace=namespace,
         pod=pod,
-        owner=WorkloadOwner(owner_kind, owner_name) if owner_name else None,
-        from_=started,
-        to=None if is_running else end,
-        duration_seconds=math.fsum(run.end - run.start for run in runs),
+        owner=record.owner,
+        from_=record.runs[0].start,
+        to=None if record.is_running else record.end,
+        duration_seconds=math.fsum(run.end - run.start for run in record.runs),
         currency=state.prices.currency,
-        slowest=find_slowest(state, (namespace, pod)),
+        slowest=find_slowest(state, record.pod),
     )
-    charges = _read_charges(db, summary, end)
-    _add_charges(summary, db, charges, end)
-    recorded = _add_pod_history(summary, db, end, state)
-    _add_checks(summary, [charge.account for charge in charges], recorded, state)
-    if is_running:
-        fleet = read_pod_load(db, namespace, pod, now, state)
-        for load in fleet.pods:
-            summary.hint = advise_pod(load, fleet.seconds)
+    _add_charges(summary, record)
+    recorded = _add_pod_history(summary, record, state)
+    _add_checks(summary, [charge.account for charge in record.charges], recorded, state)
+    for load in record.load.pods:
+        summary.hint = advise_pod(load, record.load.seconds)
 
     return summary
 
 
-def _read_charges(db: Connection, summary: JobSummary, end: float) -> list[Charge]:
-    charges = []
-    for charge in read_range(db, summary.from_, end):
-        if (charge.account.namespace, charge.account.pod) == (summary.namespace, summary.pod):
-            charges.append(charge)
-    return charges
-
-
-def _add_charges(
-    summary: JobSummary, db: Connection, charges: Sequence[Charge], end: float
-) -> None:
+def _add_charges(summary: JobSummary, record: RecordedPod) -> None:
     """Adds hours, cost, waiting time and tokens."""
+    charges = record.charges
     add_up(summary, charges, summary.currency)
     summary.mean_share_use = summary.mean_use
     waited = sum(charge.amounts.waited_seconds for charge in charges)
     summary.wait_seconds = round(waited, 1)
-
-    fit = None
-    if any(charge.amounts.token_seconds for charge in charges):
-        # Includes the 5 minutes in which the pod started.
-        first = floor_time(summary.from_, COARSE)
-        pod = (summary.namespace, summary.pod)
-        fit = fit_charges(read_token_steps(db, first, end, pod))
-
+    fit = fit_charges(record.token_steps)
     add_tokens(summary, charges, summary.currency, summary.duration_seconds, fit)
 
 
@@ -179,18 +143,13 @@ class _Recorded(NamedTuple):
     uuids: frozenset[str] = frozenset()  # of the GPUs that the pod holds or held
 
 
-def _add_pod_history(
-    summary: JobSummary, db: Connection, end: float, state: ClusterState
-) -> _Recorded:
-    start = max(summary.from_, end - _LONGEST)
-    # Conditions that began or ended with the pod are included, too.
-    gpus = read_pod(db, summary.namespace, summary.pod, start - FINE, end + FINE)
-    history = make_pod_history(summary.namespace, summary.pod, gpus)
+def _add_pod_history(summary: JobSummary, record: RecordedPod, state: ClusterState) -> _Recorded:
+    history = make_pod_history(*record.pod, record.gpus)
     if history is None:
         return _Recorded()
 
-    _add_history(summary, history, end)
-    summary.shared = any(_is_shared(gpu.holders, summary) for gpu in gpus)
+    _add_history(summary, history, record.end)
+    summary.shared = any(_is_shared(gpu.holders, summary) for gpu in record.gpus)
     uuids = frozenset(device.uuid for device in history.devices)
     if summary.shared:
         return _Recorded(uuids=uuids)
@@ -269,7 +228,7 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
     summary.wait_seconds = min(summary.wait_seconds, longest_wait)
     summary.throttled_seconds = throttled_seconds
     causes = [
-        # Waiting is known for the whole run, the conditions of GPUs for at most `_LONGEST`.
+        # Waiting is known for the whole run, the conditions of GPUs for at most eight days.
         measure_cause("waiting", summary.wait_seconds, longest_wait),
         measure_cause("throttling", throttled_seconds, held_seconds),
         measure_cause("failing", failed_seconds, held_seconds),
