@@ -39,9 +39,9 @@ from podgpu.past.bill import (
     parse_range_query,
 )
 from podgpu.past.focus import encode_csv, escape_cell, split_days
-from podgpu.past.moment import read_past
 from podgpu.past.record import make_gpu_samples
 from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.sqlite_moment import read_past
 from podgpu.past.sqlite_past import SqlitePast
 from tests.fleet.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 from tests.simulated import stop_after_test

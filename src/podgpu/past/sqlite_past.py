@@ -24,13 +24,13 @@ from podgpu.past.gpu_history import (
 )
 from podgpu.past.interface import Past
 from podgpu.past.job import JobSummary
-from podgpu.past.moment import read_past
 from podgpu.past.recorder import HistoryRecorder
 from podgpu.past.savings import SavingsAnswer, SavingsQuery
 from podgpu.past.sqlite_bills import read_costs_answer, read_range_answer
 from podgpu.past.sqlite_events import read_events
 from podgpu.past.sqlite_job import read_summary
 from podgpu.past.sqlite_loads import read_fleet_load
+from podgpu.past.sqlite_moment import read_past
 from podgpu.past.sqlite_series import (
     read_gpu,
     read_job,
