@@ -1,7 +1,6 @@
 """Lists events: conditions of GPUs that began or ended, pods that started or ended, idle alarms.
 
-`make_events` makes them of spans, which `past/sqlite_events.py` or `past/prometheus_events.py`
-reads.
+`make_events` makes them of spans, which `sqlite_events.py` or `prometheus_events.py` reads.
 """
 
 from __future__ import annotations

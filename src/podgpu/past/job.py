@@ -19,8 +19,7 @@ from podgpu.known import divide_known, mean_known, round_known, select_known, su
 from podgpu.metrics.conditions import NODE_GONE, conditions
 from podgpu.metrics.fields import DRAM_ACTIVE, NVLINK_BYTES, PCIE_BYTES, TENSOR_ACTIVE
 from podgpu.model import GpuOrInstance, PodName, Workload, WorkloadOwner
-from podgpu.past.advice import advise_pod
-from podgpu.past.bill import RangeFigures, StepCharge, add_tokens, add_up, fit_charges
+from podgpu.past.bills.bill import RangeFigures, StepCharge, add_tokens, add_up, fit_charges
 from podgpu.past.gpu_history import (
     GpuHistory,
     HolderSpan,
@@ -29,7 +28,8 @@ from podgpu.past.gpu_history import (
     Values,
     make_pod_history,
 )
-from podgpu.past.savings import FleetLoad
+from podgpu.past.savings.advice import advise_pod
+from podgpu.past.savings.savings import FleetLoad
 from podgpu.past.slow_checks import SlowCheck, SlowFacts, check_causes, explain_slow
 from podgpu.past.spans import IDLE, Interval, measure_common
 from podgpu.past.verdict import (

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from podgpu.charge import Amounts, Charge, UsageAccount
 from podgpu.model import PodName
-from podgpu.past.bill import StepCharge
-from podgpu.past.schema import (
+from podgpu.past.bills.bill import StepCharge
+from podgpu.past.books.schema import (
     ACCOUNT_COLUMNS,
     AMOUNT_COLUMNS,
     OPEN,

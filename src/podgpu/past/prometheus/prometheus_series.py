@@ -38,8 +38,8 @@ from podgpu.model import (
     Workload,
     parts_of,
 )
-from podgpu.past.bill import RangeAnswer, RangeQuery
-from podgpu.past.costs import CostsAnswer, CostsQuery, select_budgets
+from podgpu.past.bills.bill import RangeAnswer, RangeQuery
+from podgpu.past.bills.costs import CostsAnswer, CostsQuery, select_budgets
 from podgpu.past.events import EventQuery, EventsAnswer
 from podgpu.past.gpu_history import (
     JSON,
@@ -54,10 +54,10 @@ from podgpu.past.gpu_history import (
     sparklines_json,
 )
 from podgpu.past.interface import Past
-from podgpu.past.prometheus_charges import read_bill, read_costs
-from podgpu.past.prometheus_events import MAX_GAP_SECONDS, read_prometheus_events
-from podgpu.past.prometheus_savings import read_savings
-from podgpu.past.savings import SavingsAnswer, SavingsQuery
+from podgpu.past.prometheus.prometheus_charges import read_bill, read_costs
+from podgpu.past.prometheus.prometheus_events import MAX_GAP_SECONDS, read_prometheus_events
+from podgpu.past.prometheus.prometheus_savings import read_savings
+from podgpu.past.savings.savings import SavingsAnswer, SavingsQuery
 from podgpu.past.time_steps import (
     COARSE,
     FINE,

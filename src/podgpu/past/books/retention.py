@@ -6,7 +6,7 @@ import logging
 import sqlite3
 from typing import NamedTuple
 
-from podgpu.past.schema import fetch_value
+from podgpu.past.books.schema import fetch_value
 from podgpu.past.time_steps import (
     COARSE,
     DAY,

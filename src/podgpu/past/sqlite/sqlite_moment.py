@@ -8,8 +8,8 @@ from sqlite3 import Connection
 from podgpu.errors import UsageError, utc_text
 from podgpu.fleet.state import ClusterState
 from podgpu.model import Condition, Holder, WorkloadOwner
+from podgpu.past.books.schema import GPU_ITSELF, fetch_value
 from podgpu.past.moment import DeviceRecord, HolderRecord, RecordedValues, make_past_state
-from podgpu.past.schema import GPU_ITSELF, fetch_value
 from podgpu.past.spans import CONDITION, HOLDER, IDLE
 
 # Prefers 15 s samples. A sample is used for up to a minute, because single readings may be missing.

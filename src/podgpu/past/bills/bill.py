@@ -21,14 +21,14 @@ from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.known import select_known
 from podgpu.model import WorkloadOwner, group_by
 from podgpu.past.accounts import account_of
+from podgpu.past.bills.token_costs import TokenFigures, make_token_figures, sum_engines
+from podgpu.past.bills.token_fit import NoFit, TokenFit, fit_tokens
 from podgpu.past.queries import (
     parse_is_csv,
     parse_range,
     parse_time,
 )
 from podgpu.past.time_steps import COARSE, DAY
-from podgpu.past.token_costs import TokenFigures, make_token_figures, sum_engines
-from podgpu.past.token_fit import NoFit, TokenFit, fit_tokens
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"

@@ -21,7 +21,7 @@ from podgpu.known import round_known, select_known, sum_all
 from podgpu.metrics.mig import list_mig_sizes
 from podgpu.model import group_by
 from podgpu.past.busy_steps import FULL, UNKNOWN, read_steps, write_steps
-from podgpu.past.mixes import (
+from podgpu.past.savings.mixes import (
     LEAST_KNOWN,
     Candidate,
     Mix,
@@ -30,7 +30,7 @@ from podgpu.past.mixes import (
     find_worst,
     predict_mix,
 )
-from podgpu.past.savings import (
+from podgpu.past.savings.savings import (
     ALL_READ,
     KINDS,
     MONTH_HOURS,
@@ -53,7 +53,7 @@ from podgpu.past.savings import (
     SharedPodLoad,
     UnreadPods,
 )
-from podgpu.past.slowdown import MAX_BUSY
+from podgpu.past.savings.slowdown import MAX_BUSY
 from podgpu.past.time_steps import COARSE, HOUR
 
 COMPUTE_HEADROOM = 0.2

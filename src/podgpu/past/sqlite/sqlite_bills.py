@@ -1,4 +1,4 @@
-"""Reads bills (`past/bill.py`) and their course of time (`past/costs.py`) from SQLite."""
+"""Reads bills, and costs over time, from SQLite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from podgpu.charge import Charge
 from podgpu.errors import utc_text
 from podgpu.fleet.state import ClusterState
 from podgpu.past.accounts import account_of
-from podgpu.past.bill import (
+from podgpu.past.bills.bill import (
     CurrentRows,
     RangeAnswer,
     RangeQuery,
@@ -17,7 +17,7 @@ from podgpu.past.bill import (
     group_now,
     make_range,
 )
-from podgpu.past.costs import (
+from podgpu.past.bills.costs import (
     CostsAnswer,
     CostsQuery,
     CostStep,
@@ -25,8 +25,8 @@ from podgpu.past.costs import (
     make_costs,
     select_budgets,
 )
-from podgpu.past.schema import OPEN, UNSETTLED, fetch_value
-from podgpu.past.sqlite_charges import (
+from podgpu.past.books.schema import OPEN, UNSETTLED, fetch_value
+from podgpu.past.sqlite.sqlite_charges import (
     SINGLE,
     Grouping,
     read_accounts,

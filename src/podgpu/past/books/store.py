@@ -19,16 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from podgpu.charge import UNALLOCATED, Amounts, Figures, UsageAccount
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.history_file import HistoryFile
-from podgpu.past.load_steps import (
-    LoadSteps,
-    PastLoad,
-    write_past_loads,
-    write_steps_of,
-)
-from podgpu.past.retention import IN_MEMORY, Deletion, Retention, keep_again
-from podgpu.past.schema import (
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.history_file import HistoryFile
+from podgpu.past.books.load_steps import LoadSteps, PastLoad, write_past_loads, write_steps_of
+from podgpu.past.books.retention import IN_MEMORY, Deletion, Retention, keep_again
+from podgpu.past.books.schema import (
     ACCOUNT_COLUMNS,
     AMOUNT_COLUMNS,
     GPU_ITSELF,

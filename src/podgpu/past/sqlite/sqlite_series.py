@@ -12,6 +12,7 @@ from typing import Any
 
 from podgpu.charge import Figures
 from podgpu.model import group_by
+from podgpu.past.books.schema import GPU_ITSELF, fetch_value
 from podgpu.past.gpu_history import (
     MAX_DEVICES,
     MAX_POINTS,
@@ -24,7 +25,6 @@ from podgpu.past.gpu_history import (
     make_job_history,
     round_series,
 )
-from podgpu.past.schema import GPU_ITSELF, fetch_value
 from podgpu.past.spans import HOLDER
 from podgpu.past.time_steps import COARSE, FINE, ceil_time, floor_time
 

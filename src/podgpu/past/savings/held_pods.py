@@ -14,7 +14,7 @@ from podgpu.fleet.state import ClusterState
 from podgpu.known import sum_all
 from podgpu.model import group_by
 from podgpu.past.accounts import account_of
-from podgpu.past.savings import NodeRoom, PodLoad
+from podgpu.past.savings.savings import NodeRoom, PodLoad
 
 AccountKey = tuple[str, ...]
 PodKey = tuple[str, AccountKey]  # cluster and account

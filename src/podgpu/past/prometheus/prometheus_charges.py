@@ -59,7 +59,7 @@ from podgpu.model import (
     WorkloadOwner,
     group_by,
 )
-from podgpu.past.bill import (
+from podgpu.past.bills.bill import (
     CurrentRows,
     RangeAnswer,
     RangeQuery,
@@ -68,14 +68,14 @@ from podgpu.past.bill import (
     make_range,
     name_row,
 )
-from podgpu.past.costs import (
+from podgpu.past.bills.costs import (
     CostsAnswer,
     CostsQuery,
     CostStep,
     first_forecast_day,
     make_costs,
 )
-from podgpu.past.prometheus_tokens import (
+from podgpu.past.prometheus.prometheus_tokens import (
     ClusterPod,
     PodTokens,
     read_tokens,

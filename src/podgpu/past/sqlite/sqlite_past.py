@@ -9,9 +9,9 @@ from sqlite3 import Connection
 from podgpu.fleet.read.pages import GpuQuery
 from podgpu.fleet.round import PublishedState
 from podgpu.fleet.state import ClusterState
-from podgpu.past.advice import make_savings
-from podgpu.past.bill import RangeAnswer, RangeQuery
-from podgpu.past.costs import CostsAnswer, CostsQuery
+from podgpu.past.bills.bill import RangeAnswer, RangeQuery
+from podgpu.past.bills.costs import CostsAnswer, CostsQuery
+from podgpu.past.books.recorder import HistoryRecorder
 from podgpu.past.events import EventQuery, EventsAnswer
 from podgpu.past.gpu_history import (
     JSON,
@@ -24,19 +24,14 @@ from podgpu.past.gpu_history import (
 )
 from podgpu.past.interface import Past
 from podgpu.past.job import JobSummary
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.sqlite_bills import read_costs_answer, read_range_answer
-from podgpu.past.sqlite_events import read_events
-from podgpu.past.sqlite_job import read_summary
-from podgpu.past.sqlite_loads import read_fleet_load
-from podgpu.past.sqlite_moment import read_past
-from podgpu.past.sqlite_series import (
-    read_gpu,
-    read_job,
-    read_pod,
-    read_utilization,
-)
+from podgpu.past.savings.advice import make_savings
+from podgpu.past.savings.savings import SavingsAnswer, SavingsQuery
+from podgpu.past.sqlite.sqlite_bills import read_costs_answer, read_range_answer
+from podgpu.past.sqlite.sqlite_events import read_events
+from podgpu.past.sqlite.sqlite_job import read_summary
+from podgpu.past.sqlite.sqlite_loads import read_fleet_load
+from podgpu.past.sqlite.sqlite_moment import read_past
+from podgpu.past.sqlite.sqlite_series import read_gpu, read_job, read_pod, read_utilization
 from podgpu.past.time_steps import (
     COARSE,
     FINE,

@@ -1,6 +1,6 @@
 """Computes cost over time: sums per hour or UTC day, the period before, and a forecast.
 
-Charges and sums are those of `/api/v1/range` (`past/bill.py`).
+Charges and sums are those of `/api/v1/range` (`past/bills/bill.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Prices
 from podgpu.known import select_known
 from podgpu.model import group_by
-from podgpu.past.bill import (
+from podgpu.past.bills.bill import (
     PeriodAnswer,
     RangeFigures,
     RangeQuery,

@@ -1,4 +1,4 @@
-"""Reads what each pod did in every 5 minutes from SQLite, for savings (`past/advice.py`)."""
+"""Reads what each pod did in every 5 minutes from SQLite, for savings (`advice.py`)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,13 @@ from podgpu.known import round_known
 from podgpu.metrics.usage_methods import BY_SWITCHES
 from podgpu.model import MIB
 from podgpu.past.accounts import account_of
+from podgpu.past.books.load_steps import HOUR_BYTES, UNKNOWN_HOUR
+from podgpu.past.books.schema import OPEN
 from podgpu.past.busy_steps import STEP_BYTES, UNKNOWN
-from podgpu.past.held_pods import AccountKey, collect_held, list_rooms
-from podgpu.past.load_steps import HOUR_BYTES, UNKNOWN_HOUR
-from podgpu.past.savings import (
-    FleetLoad,
-    SavingsQuery,
-    SharedLoad,
-    SharedPodLoad,
-)
-from podgpu.past.schema import OPEN
+from podgpu.past.savings.held_pods import AccountKey, collect_held, list_rooms
+from podgpu.past.savings.savings import FleetLoad, SavingsQuery, SharedLoad, SharedPodLoad
 from podgpu.past.spans import HOLDER
-from podgpu.past.sqlite_charges import read_charges, read_usage_start
+from podgpu.past.sqlite.sqlite_charges import read_charges, read_usage_start
 from podgpu.past.time_steps import (
     COARSE,
     DAY,

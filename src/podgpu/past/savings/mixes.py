@@ -14,7 +14,7 @@ from operator import add, itemgetter, mul
 from typing import NamedTuple
 
 from podgpu.past.busy_steps import FULL, STEP_BYTES, UNKNOWN, read_steps
-from podgpu.past.slowdown import MAX_BUSY, MAX_PODS, stretch, weigh
+from podgpu.past.savings.slowdown import MAX_BUSY, MAX_PODS, stretch, weigh
 
 LEAST_KNOWN = 0.95  # of the range, of one pod and of all pods of a mix together
 _LANE_BITS = 16

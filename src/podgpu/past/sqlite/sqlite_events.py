@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import sqlite3
 
+from podgpu.past.books.schema import fetch_value
 from podgpu.past.events import MAX_SPANS, EventQuery, EventsAnswer, make_events
-from podgpu.past.schema import fetch_value
 from podgpu.past.spans import HOLDER, Span
 
 # A span is a period in which a GPU had a holder or a condition. Selects the spans of all pods that

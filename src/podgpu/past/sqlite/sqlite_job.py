@@ -8,13 +8,13 @@ from sqlite3 import Connection
 from podgpu.charge import Charge
 from podgpu.fleet.state import ClusterState
 from podgpu.model import PodName, WorkloadOwner
-from podgpu.past.bill import StepCharge
+from podgpu.past.bills.bill import StepCharge
 from podgpu.past.job import JobSummary, RecordedPod, make_summary
-from podgpu.past.savings import FleetLoad
+from podgpu.past.savings.savings import FleetLoad
 from podgpu.past.spans import HOLDER, Interval, unite
-from podgpu.past.sqlite_charges import read_range, read_token_steps
-from podgpu.past.sqlite_loads import read_pod_load
-from podgpu.past.sqlite_series import read_pod
+from podgpu.past.sqlite.sqlite_charges import read_range, read_token_steps
+from podgpu.past.sqlite.sqlite_loads import read_pod_load
+from podgpu.past.sqlite.sqlite_series import read_pod
 from podgpu.past.time_steps import COARSE, DAY, FINE, floor_time
 
 _LONGEST = 8 * DAY  # samples are stored for this many seconds

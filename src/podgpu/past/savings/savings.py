@@ -1,7 +1,7 @@
 """The answer of `/api/v1/savings`: GPUs that could be given back, and what the pods would notice.
 
-`past/advice.py` makes it from the loads of pods, which `past/sqlite_loads.py` or
-`past/prometheus_savings.py` reads.
+`advice.py` makes it from the loads of pods, which `past/sqlite/sqlite_loads.py` or
+`past/prometheus/prometheus_savings.py` reads.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import msgspec
 from podgpu.charge import UsageAccount
 from podgpu.errors import UsageError
 from podgpu.model import WorkloadOwner
-from podgpu.past.bill import PeriodAnswer, describe_owner
-from podgpu.past.focus import write_table
+from podgpu.past.bills.bill import PeriodAnswer, describe_owner
+from podgpu.past.bills.focus import write_table
 from podgpu.past.queries import parse_is_csv, parse_range
 from podgpu.past.time_steps import DAY, HOUR
 

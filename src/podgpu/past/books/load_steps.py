@@ -1,4 +1,4 @@
-"""Adds up what each pod does in every 5 minutes, for savings (`past/sqlite_loads.py` reads it).
+"""Adds up what each pod does in every 5 minutes. `sqlite_loads.py` reads it for savings.
 
 Bills need sums, but whether pods can share a GPU depends on when each of them is busy, and on their
 largest memory in one reading. So the table `load` has a row per pod and hour: twelve steps of 5
@@ -15,8 +15,8 @@ from typing import NamedTuple
 from podgpu.charge import UNALLOCATED, Charge, UsageAccount
 from podgpu.known import add_known
 from podgpu.model import MIB
+from podgpu.past.books.gpu_sample import GpuSample
 from podgpu.past.busy_steps import CERTAINLY_IDLE, STEP_BYTES, UNKNOWN, step_value
-from podgpu.past.gpu_sample import GpuSample
 from podgpu.past.time_steps import (
     COARSE,
     HOUR,

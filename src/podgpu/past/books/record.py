@@ -25,8 +25,8 @@ from podgpu.known import divide_known
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import DeviceState, MigInstance
 from podgpu.past.accounts import account_of
-from podgpu.past.gpu_sample import ConditionRecord, GpuSample
-from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.books.gpu_sample import ConditionRecord, GpuSample
+from podgpu.past.books.recorder import HistoryRecorder
 from podgpu.past.spans import IDLE
 
 _log = logging.getLogger(__name__)
