@@ -20,12 +20,7 @@ from podgpu.past.bills.bill import RangeAnswer, RangeQuery
 from podgpu.past.books.gpu_sample import GpuSample
 from podgpu.past.books.store import HistoryStore
 from podgpu.past.sqlite.sqlite_bills import read_range_answer
-from podgpu.past.time_steps import (
-    COARSE,
-    DAY,
-    FINE,
-    HOUR,
-)
+from podgpu.past.time_steps import COARSE, DAY, FINE, HOUR
 from tests.fleet.states import state_of
 
 MAX_GIB = 2.0

@@ -19,8 +19,8 @@ from podgpu.fleet.readings import NodeReading
 from podgpu.fleet.state import ClusterState
 from podgpu.model import MIB, DeviceState, PodName, WorkloadOwner
 from podgpu.past.books.gpu_sample import GpuSample
-from podgpu.past.books.load_steps import HOUR_BYTES
 from podgpu.past.books.store import HistoryStore
+from podgpu.past.busy_steps import HOUR_BYTES
 from podgpu.past.savings.advice import make_savings
 from podgpu.past.savings.savings import PodLoad, SavingsAnswer, SavingsQuery
 from podgpu.past.sqlite.sqlite_loads import read_fleet_load

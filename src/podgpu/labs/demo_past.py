@@ -33,13 +33,7 @@ from podgpu.past.books.gpu_sample import ConditionRecord, GpuSample
 from podgpu.past.books.load_steps import PastLoad
 from podgpu.past.books.recorder import HistoryRecorder
 from podgpu.past.spans import IDLE
-from podgpu.past.time_steps import (
-    COARSE,
-    DAY,
-    FINE,
-    HOUR,
-    floor_time,
-)
+from podgpu.past.time_steps import COARSE, DAY, FINE, HOUR, floor_time
 
 _LOAD_DAYS = 7
 _JOBS = 5  # before the one that runs now

@@ -6,6 +6,8 @@ import sys
 from array import array
 from collections.abc import Sequence
 
+from podgpu.past.time_steps import COARSE, HOUR
+
 CERTAINLY_IDLE = 0.999
 """In a step in which a pod was idle for this part of its time, it certainly ran nothing. Also in
 podgpu-savings.yaml.
@@ -14,6 +16,9 @@ FULL = 2000
 """Value of a step in which one GPU was busy all the time."""
 UNKNOWN = 0xFFFF
 STEP_BYTES = 2
+UNKNOWN_STEP = UNKNOWN.to_bytes(STEP_BYTES, "little")
+STEPS_PER_HOUR = HOUR // COARSE
+HOUR_BYTES = STEPS_PER_HOUR * STEP_BYTES
 _MAX_STEP = UNKNOWN - 1
 
 

@@ -10,12 +10,7 @@ from podgpu.fleet.round import PublishedState
 from podgpu.past.bills.bill import RangeAnswer, RangeQuery
 from podgpu.past.bills.costs import CostsAnswer, CostsQuery
 from podgpu.past.events import EventQuery, EventsAnswer
-from podgpu.past.gpu_history import (
-    JSON,
-    GpuHistory,
-    JobHistory,
-    PodHistory,
-)
+from podgpu.past.gpu_history import JSON, GpuHistory, JobHistory, PodHistory
 from podgpu.past.job import JobSummary
 from podgpu.past.savings.savings import SavingsAnswer, SavingsQuery
 

@@ -14,21 +14,17 @@ import msgspec
 from msgspec.structs import replace
 
 from podgpu.charge import AMOUNTS, UNALLOCATED, Amounts, Charge, UsageAccount, Waste, sum_charges
-from podgpu.errors import UsageError, texts_of, utc_text
+from podgpu.errors import UsageError
 from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
-from podgpu.fleet.state import ClusterState, describe_unpriced
+from podgpu.fleet.state import ClusterState
 from podgpu.known import select_known
 from podgpu.model import WorkloadOwner, group_by
 from podgpu.past.accounts import account_of
 from podgpu.past.bills.token_costs import TokenFigures, make_token_figures, sum_engines
 from podgpu.past.bills.token_fit import NoFit, TokenFit, fit_tokens
-from podgpu.past.queries import (
-    parse_is_csv,
-    parse_range,
-    parse_time,
-)
-from podgpu.past.time_steps import COARSE, DAY
+from podgpu.past.queries import parse_is_csv, parse_range, parse_time
+from podgpu.past.time_steps import DAY
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
@@ -147,19 +143,6 @@ class PeriodAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     in_memory: bool = False  # a restart of podgpu loses the history
     notes: list[str] = []  # messages about missing data
     recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
-
-    def add_record(
-        self, state: ClusterState, recorded_since: float | None, start: float, now: float
-    ) -> None:
-        """Adds what the history does not have. `recorded_since`: None if nothing is recorded.
-
-        `start`: of the range.
-        """
-        self.simulated = state.simulated
-        self.notes[:0] = texts_of(describe_unpriced(state.nodes, state.prices))
-        if recorded_since is None or start + COARSE < recorded_since:
-            self.recorded_from = now if recorded_since is None else float(recorded_since)
-            self.notes.insert(0, f"there is no record before {utc_text(self.recorded_from)}")
 
 
 class RangeAnswer(PeriodAnswer, kw_only=True):

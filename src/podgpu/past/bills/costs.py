@@ -32,12 +32,7 @@ from podgpu.past.bills.bill import (
     name_row,
     parse_range_query,
 )
-from podgpu.past.time_steps import (
-    DAY,
-    HOUR,
-    ceil_time,
-    floor_time,
-)
+from podgpu.past.time_steps import DAY, HOUR, ceil_time, floor_time
 
 MAX_STEPS = 400  # bounds the answer, and the points of a query to Prometheus
 MOST_ROWS = 8  # a stacked chart with more colours is not readable

@@ -25,11 +25,7 @@ from podgpu.past.bills.bill import (
 )
 from podgpu.past.bills.costs import month_start
 from podgpu.past.bills.token_costs import TokenFigures
-from podgpu.past.time_steps import (
-    COARSE,
-    DAY,
-    floor_time,
-)
+from podgpu.past.time_steps import COARSE, DAY, floor_time
 
 _MAX_DAYS = 366  # each day is a query
 _ISSUER = "podgpu"

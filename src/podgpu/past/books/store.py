@@ -35,18 +35,8 @@ from podgpu.past.books.schema import (
     fetch_value,
     split_account,
 )
-from podgpu.past.spans import (
-    CONDITION,
-    HOLDER,
-    IDLE,
-)
-from podgpu.past.time_steps import (
-    COARSE,
-    DAY,
-    FINE,
-    HOUR,
-    floor_time,
-)
+from podgpu.past.spans import CONDITION, HOLDER, IDLE
+from podgpu.past.time_steps import COARSE, DAY, FINE, HOUR, floor_time
 
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 MAX_NEW_ACCOUNTS = 2000  # per node and hour; further workloads of the node share one account

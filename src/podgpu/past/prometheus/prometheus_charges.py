@@ -82,14 +82,7 @@ from podgpu.past.prometheus.prometheus_tokens import (
     token_queries,
     token_step_queries,
 )
-from podgpu.past.time_steps import (
-    COARSE,
-    DAY,
-    FINE,
-    HOUR,
-    ceil_time,
-    floor_time,
-)
+from podgpu.past.time_steps import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
 
 _TIMEOUT = 60.0
 _MAX_STEPS = 2880  # maximum number of times at which GPUs are counted

@@ -27,12 +27,7 @@ from podgpu.metrics.adapter import (
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.promql import HELD_NAMES, by, select_gpus, select_held
 from podgpu.model import Condition, PodName, Workload
-from podgpu.past.events import (
-    MAX_SPANS,
-    EventQuery,
-    EventsAnswer,
-    make_events,
-)
+from podgpu.past.events import MAX_SPANS, EventQuery, EventsAnswer, make_events
 from podgpu.past.spans import CONDITION, HOLDER, Interval, Span
 from podgpu.past.time_steps import FINE, ceil_time
 

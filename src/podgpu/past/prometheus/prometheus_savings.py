@@ -44,12 +44,7 @@ from podgpu.past.savings.savings import (
     SharedPodLoad,
     UnreadPods,
 )
-from podgpu.past.time_steps import (
-    COARSE,
-    DAY,
-    HOUR,
-    floor_time,
-)
+from podgpu.past.time_steps import COARSE, DAY, HOUR, floor_time
 
 _TIMEOUT = 60.0
 _STEP_RULE = "podgpu:savings:step5m"

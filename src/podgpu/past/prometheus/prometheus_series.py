@@ -58,11 +58,7 @@ from podgpu.past.prometheus.prometheus_charges import read_bill, read_costs
 from podgpu.past.prometheus.prometheus_events import MAX_GAP_SECONDS, read_prometheus_events
 from podgpu.past.prometheus.prometheus_savings import read_savings
 from podgpu.past.savings.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.time_steps import (
-    COARSE,
-    FINE,
-    ceil_time,
-)
+from podgpu.past.time_steps import COARSE, FINE, ceil_time
 
 CACHE_SECONDS = 15.0  # of sparklines
 _ANSWER_SECONDS = 300.0  # of costs and savings: every open page requests them; days change slowly

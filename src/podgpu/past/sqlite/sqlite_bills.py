@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 from sqlite3 import Connection
 
 from podgpu.charge import Charge
-from podgpu.errors import utc_text
-from podgpu.fleet.state import ClusterState
+from podgpu.errors import texts_of, utc_text
+from podgpu.fleet.state import ClusterState, describe_unpriced
 from podgpu.past.accounts import account_of
 from podgpu.past.bills.bill import (
     CurrentRows,
+    PeriodAnswer,
     RangeAnswer,
     RangeQuery,
     StepCharge,
@@ -36,7 +37,7 @@ from podgpu.past.sqlite.sqlite_charges import (
     read_token_steps,
     read_usage_start,
 )
-from podgpu.past.time_steps import DAY, HOUR
+from podgpu.past.time_steps import COARSE, DAY, HOUR
 
 # By kind of row: the accounts that the database may add up (as SQL), and the fields that name their
 # row. Unallocated GPUs, and pods without an owner, have rows of their own.
@@ -96,8 +97,19 @@ def read_range_answer(
         recorded_from=recorded_since or 0.0,
         token_steps=token_steps,
     )
-    answer.add_record(state, recorded_since, start, now)
+    _add_record(answer, state, recorded_since, now)
     return answer
+
+
+def _add_record(
+    answer: PeriodAnswer, state: ClusterState, recorded_since: int | None, now: float
+) -> None:
+    """Adds what the history does not have. `recorded_since`: None if nothing is recorded."""
+    answer.simulated = state.simulated
+    answer.notes[:0] = texts_of(describe_unpriced(state.nodes, state.prices))
+    if recorded_since is None or answer.from_ + COARSE < recorded_since:
+        answer.recorded_from = now if recorded_since is None else float(recorded_since)
+        answer.notes.insert(0, f"there is no record before {utc_text(answer.recorded_from)}")
 
 
 def _group_held(
@@ -135,7 +147,7 @@ def read_costs_answer(
 
     answer = make_costs(query, now, state.prices, steps, days)
     answer.budgets = select_budgets(state.budgets, query.range)
-    answer.add_record(state, read_usage_start(db), windows.start, now)
+    _add_record(answer, state, read_usage_start(db), now)
     if requested_start < windows.start:
         kept_since = utc_text(query.kept_since)
         answer.notes.insert(0, f"hours before {kept_since} are not kept: use days")

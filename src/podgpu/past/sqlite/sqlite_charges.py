@@ -24,13 +24,7 @@ from podgpu.past.books.schema import (
     split_account,
 )
 from podgpu.past.spans import Interval
-from podgpu.past.time_steps import (
-    COARSE,
-    DAY,
-    HOUR,
-    ceil_time,
-    floor_time,
-)
+from podgpu.past.time_steps import COARSE, DAY, HOUR, ceil_time, floor_time
 
 # Sums each window by itself, and joins the sums: both save a quarter of the time.
 _WINDOW = f"""

@@ -12,22 +12,14 @@ from podgpu.known import round_known
 from podgpu.metrics.usage_methods import BY_SWITCHES
 from podgpu.model import MIB
 from podgpu.past.accounts import account_of
-from podgpu.past.books.load_steps import HOUR_BYTES, UNKNOWN_HOUR
 from podgpu.past.books.schema import OPEN
-from podgpu.past.busy_steps import STEP_BYTES, UNKNOWN
+from podgpu.past.busy_steps import HOUR_BYTES, STEP_BYTES, UNKNOWN_STEP
 from podgpu.past.savings.held_pods import AccountKey, collect_held, list_rooms
 from podgpu.past.savings.savings import FleetLoad, SavingsQuery, SharedLoad, SharedPodLoad
 from podgpu.past.spans import HOLDER
 from podgpu.past.sqlite.sqlite_charges import read_charges, read_usage_start
-from podgpu.past.time_steps import (
-    COARSE,
-    DAY,
-    HOUR,
-    ceil_time,
-    floor_time,
-)
+from podgpu.past.time_steps import COARSE, DAY, HOUR, ceil_time, floor_time
 
-_UNKNOWN_STEP = UNKNOWN.to_bytes(STEP_BYTES, "little")
 _ACCOUNTS = "SELECT id, namespace, pod, job, uid, container_id FROM account"
 _LOADS = "SELECT time, account, busy, memory FROM load WHERE time >= ? AND time < ?"
 _LOADS_OF_ONE = f"""
@@ -148,7 +140,7 @@ def _add_steps(fleet: FleetLoad, histories: Mapping[AccountKey, _History]) -> No
     for pod in fleet.pods:
         history = histories.get(pod.account.key)
         if history is None:
-            pod.steps = _UNKNOWN_STEP * count
+            pod.steps = UNKNOWN_STEP * count
             continue
 
         pod.steps = bytes(history.steps[before:after])
@@ -169,7 +161,7 @@ def _find_start(db: Connection) -> int | None:
 def _count_unknown(steps: bytes) -> int:
     """Returns the number of unknown steps at the start."""
     count = 0
-    while steps.startswith(_UNKNOWN_STEP, count * STEP_BYTES):
+    while steps.startswith(UNKNOWN_STEP, count * STEP_BYTES):
         count += 1
     return count
 
@@ -180,7 +172,7 @@ def _read_histories(
     """`account_id`: of the only account to read. None: reads all."""
     first = floor_time(fleet.start, HOUR)
     last = ceil_time(fleet.end, HOUR)
-    blank = UNKNOWN_HOUR * ((last - first) // HOUR)
+    blank = UNKNOWN_STEP * ((last - first) // COARSE)
     rows = db.execute(_LOADS, (first, last))
     if account_id is not None:
         rows = db.execute(_LOADS_OF_ONE, (first, last, account_id))

@@ -32,11 +32,7 @@ from podgpu.past.sqlite.sqlite_job import read_summary
 from podgpu.past.sqlite.sqlite_loads import read_fleet_load
 from podgpu.past.sqlite.sqlite_moment import read_past
 from podgpu.past.sqlite.sqlite_series import read_gpu, read_job, read_pod, read_utilization
-from podgpu.past.time_steps import (
-    COARSE,
-    FINE,
-    floor_time,
-)
+from podgpu.past.time_steps import COARSE, FINE, floor_time
 
 _MAX_SAVINGS = 16  # answers that are kept until the next step of 5 minutes
 
