@@ -26,7 +26,8 @@ from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.settings import ViewSettings
 from podgpu.model import WorkloadOwner
 from podgpu.past.gpu_history import JSON
-from podgpu.past.prometheus.prometheus_series import CACHE_SECONDS, Window
+from podgpu.past.prometheus.prometheus_past import CACHE_SECONDS
+from podgpu.past.prometheus.prometheus_series import Window
 from podgpu.past.queries import parse_range
 from tests.fleet.prometheus_double import PrometheusDouble, Reply, running_double
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics

@@ -19,7 +19,7 @@ from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer
 from podgpu.fleet.readings import Collector, FleetCounts, FleetShare
 from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.past.books.recorder import HistoryRecorder
-from podgpu.past.prometheus.prometheus_series import PrometheusPast
+from podgpu.past.prometheus.prometheus_past import PrometheusPast
 from podgpu.past.savings.savings import SavingsAnswer, SavingsQuery
 from podgpu.past.sqlite.sqlite_past import SqlitePast
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics

@@ -40,7 +40,7 @@ from podgpu.past.books.record import MAX_GPUS, cluster_recorder
 from podgpu.past.books.recorder import HistoryRecorder
 from podgpu.past.budget_watch import BudgetWatch
 from podgpu.past.interface import Past
-from podgpu.past.prometheus.prometheus_series import PrometheusPast
+from podgpu.past.prometheus.prometheus_past import PrometheusPast
 from podgpu.past.savings_watch import SavingsWatch
 from podgpu.past.sqlite.sqlite_past import SqlitePast
 from podgpu.pending.queue_watch import QueueWatch
