@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from podgpu.charge import Charge, UsageAccount
+from podgpu.charge import Charge
 from podgpu.fleet.job_view import SlowestView, find_slowest
 from podgpu.fleet.parts import device_utilization, read_number
 from podgpu.fleet.state import ClusterState
@@ -119,8 +119,8 @@ def make_summary(record: RecordedPod, state: ClusterState) -> JobSummary:
         slowest=find_slowest(state, record.pod),
     )
     _add_charges(summary, record)
-    recorded = _add_pod_history(summary, record, state)
-    _add_checks(summary, [charge.account for charge in record.charges], recorded, state)
+    activity = _add_pod_history(summary, record, state)
+    _add_checks(summary, record, activity, state)
     for load in record.load.pods:
         summary.hint = advise_pod(load, record.load.seconds)
 
@@ -138,22 +138,17 @@ def _add_charges(summary: JobSummary, record: RecordedPod) -> None:
     add_tokens(summary, charges, summary.currency, summary.duration_seconds, fit)
 
 
-class _Recorded(NamedTuple):
-    activity: Activity = Activity()  # unknown if the pod shared a GPU
-    uuids: frozenset[str] = frozenset()  # of the GPUs that the pod holds or held
-
-
-def _add_pod_history(summary: JobSummary, record: RecordedPod, state: ClusterState) -> _Recorded:
+def _add_pod_history(summary: JobSummary, record: RecordedPod, state: ClusterState) -> Activity:
+    """Returns the activity of its GPUs. It is unknown if the pod shared one of them."""
     history = make_pod_history(*record.pod, record.gpus)
     if history is None:
-        return _Recorded()
+        return Activity()
 
     _add_history(summary, history, record.end)
     summary.shared = any(_is_shared(gpu.holders, summary) for gpu in record.gpus)
-    uuids = frozenset(device.uuid for device in history.devices)
     if summary.shared:
-        return _Recorded(uuids=uuids)
-    return _Recorded(_add_activity(summary, history, state), uuids)
+        return Activity()
+    return _add_activity(summary, history, state)
 
 
 def _add_history(summary: JobSummary, history: PodHistory, end: float) -> None:
@@ -318,17 +313,15 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
 
 
 def _add_checks(
-    summary: JobSummary,
-    accounts: Sequence[UsageAccount],
-    recorded: _Recorded,
-    state: ClusterState,
+    summary: JobSummary, record: RecordedPod, activity: Activity, state: ClusterState
 ) -> None:
+    recorded_uuids = {gpu.uuid for gpu in record.gpus}
     devices = []
     nodes = []
     for node in state.nodes:
         own = [part for part in node.held if _is_of(part.holder, summary)]
         devices += [(node, part) for part in own]
-        has_recorded = any(gpu.uuid in recorded.uuids for gpu in node.gpus)
+        has_recorded = any(gpu.uuid in recorded_uuids for gpu in node.gpus)
         if own or has_recorded:
             nodes.append(node)
     is_sharing_now = any(_has_others(part.device, summary) for _, part in devices)
@@ -342,14 +335,14 @@ def _add_checks(
 
     facts = SlowFacts(
         causes=summary.causes,
-        is_running=summary.to is None,
+        is_running=record.is_running,
         is_shared=summary.shared or is_sharing_now,
         use=use,
         wait_seconds=summary.wait_seconds,
         throttled_seconds=summary.throttled_seconds,
-        activity=recorded.activity,
+        activity=activity,
         slowest=summary.slowest,
-        accounts=accounts,
+        accounts=[charge.account for charge in record.charges],
         devices=devices,
         nodes=nodes,
         gpus=summary.gpus,
