@@ -14,10 +14,10 @@ from statistics import mean, median
 
 from bench.figures import Figure, cpu_seconds_of_each
 from podgpu.charge import Amounts, Charge, Figures, UsageAccount
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.sqlite import read_gpu
-from podgpu.past.sqlite_charges import read_range
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.sqlite.sqlite_charges import read_range
+from podgpu.past.sqlite.sqlite_series import read_gpu
 
 GPUS = 8000
 MAX_WRITE_MS = 100

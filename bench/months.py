@@ -16,10 +16,11 @@ from bench.figures import Figure, cpu_seconds_of_each
 from bench.history import INTERVAL, make_round
 from podgpu.charge import HeldTime, charge
 from podgpu.fleet.prices import Price, Prices
-from podgpu.past.bill import RangeAnswer, RangeQuery, read_range_answer
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.schema import COARSE, DAY, FINE, HOUR
-from podgpu.past.store import HistoryStore
+from podgpu.past.bills.bill import RangeAnswer, RangeQuery
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.sqlite.sqlite_bills import read_range_answer
+from podgpu.past.time_steps import COARSE, DAY, FINE, HOUR
 from tests.fleet.states import state_of
 
 MAX_GIB = 2.0

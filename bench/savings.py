@@ -18,13 +18,13 @@ from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.readings import NodeReading
 from podgpu.fleet.state import ClusterState
 from podgpu.model import MIB, DeviceState, PodName, WorkloadOwner
-from podgpu.past.advice import make_savings
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.load_steps import HOUR_BYTES
-from podgpu.past.loads import read_fleet_load
-from podgpu.past.savings import PodLoad, SavingsAnswer, SavingsQuery
-from podgpu.past.schema import HOUR
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.busy_steps import HOUR_BYTES
+from podgpu.past.savings.advice import make_savings
+from podgpu.past.savings.savings import PodLoad, SavingsAnswer, SavingsQuery
+from podgpu.past.sqlite.sqlite_loads import read_fleet_load
+from podgpu.past.time_steps import HOUR
 from tests.fleet.states import gpu, holder, node, state_of
 from tests.past.planted import Truth, make_cluster
 

@@ -17,7 +17,7 @@ from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.readings import NodeReading
 from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
-from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.books.recorder import HistoryRecorder
 from podgpu.writers.webhook import Webhook, WebhookSettings
 from tests.writers.webhook_receiver import Receiver
 

@@ -91,6 +91,75 @@ def test_imports_between_modules_have_no_cycles() -> None:
     TopologicalSorter(imports).prepare()
 
 
+PAST_ARROWS = {
+    "sqlite": {"books", "interface", "answers", "savings", "bills", "basics"},
+    "prometheus": {"interface", "answers", "savings", "bills", "basics"},
+    "watches": {"interface", "savings", "bills"},
+    "interface": {"answers", "savings", "bills"},
+    "answers": {"savings", "bills", "basics"},
+    "savings": {"bills", "basics"},
+    "bills": {"basics"},
+    "books": {"basics"},
+    "basics": set(),
+}
+"""Parts of `past`, and the parts that each may import. A part is a package or one of these."""
+PAST_MODULES = {
+    "watches": {"budget_watch", "savings_watch"},
+    "interface": {"interface"},
+    "answers": {
+        "events",
+        "gpu_history",
+        "job",
+        "moment",
+        "slow_checks",
+        "verdict",
+        "waste_advice",
+    },
+    "basics": {"accounts", "busy_steps", "queries", "spans", "time_steps"},
+}
+PART_OF = {module: part for part, modules in PAST_MODULES.items() for module in modules}
+
+
+def part_of_past(module: str) -> str:
+    """Returns an empty text for modules of other packages."""
+    if not module.startswith("podgpu.past."):
+        return ""
+    name = module.split(".")[2]
+    return PART_OF.get(name, name)
+
+
+@pytest.mark.parametrize("part", PAST_ARROWS)
+def test_parts_of_the_past_import_only_their_sources(part: str) -> None:
+    for module in (module for module in MODULES if part_of_past(module) == part):
+        imported = {part_of_past(name) for name in modules_imported(MODULES[module])}
+        unexpected = imported - PAST_ARROWS[part] - {part, ""}
+        assert not unexpected, f"{module} imports {unexpected}"
+
+
+def test_every_module_of_the_past_has_a_part() -> None:
+    assert {part_of_past(module) for module in MODULES} - {""} == set(PAST_ARROWS)
+
+
+def test_only_the_books_and_their_readers_use_sqlite() -> None:
+    for module, path in MODULES.items():
+        if "sqlite3" in imports_of(path):
+            assert part_of_past(module) in {"books", "sqlite"}, module
+
+
+def test_one_part_of_the_past_uses_the_client_of_prometheus() -> None:
+    for module, path in MODULES.items():
+        if "podgpu.fleet.read.prometheus" in modules_imported(path):
+            assert part_of_past(module) in {"prometheus", ""}, module
+
+
+def test_surfaces_know_only_the_interface_of_a_past() -> None:
+    """The command that starts podgpu chooses the past; the page and the API do not know which."""
+    for module, path in MODULES.items():
+        parts = {part_of_past(name) for name in modules_imported(path)}
+        if part_of_past(module) == "" and parts & {"sqlite", "prometheus"}:
+            assert package_of(path) in {"cli", "labs"}, module
+
+
 def test_no_two_modules_have_the_same_name() -> None:
     """The modules of `cli` are named after their commands, so they may repeat a name."""
     modules = [

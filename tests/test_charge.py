@@ -23,8 +23,8 @@ from podgpu.charge import (
 )
 from podgpu.fleet.prices import Price, Prices
 from podgpu.model import NS
-from podgpu.past.bill import RangeRow
-from podgpu.past.record import make_gpu_samples
+from podgpu.past.bills.bill import RangeRow
+from podgpu.past.books.record import make_gpu_samples
 from tests.fleet.states import World, gpu, holder, node
 
 PRICES = Prices("EUR", {"*": Price(1.0)})

@@ -1,8 +1,8 @@
 """Charges holders for GPU time, energy and money. The only place of this formula.
 
-The recorder (`past/record.py`), Prometheus (`past/prometheus_charges.py`) and the demo describe a
-time window as a `HeldTime` and call `charge`. The history stores the result, so the bill of a
-period is a sum of charges.
+The recorder (`past/books/record.py`), Prometheus (`past/prometheus/prometheus_charges.py`) and the
+demo describe a time window as a `HeldTime` and call `charge`. The history stores the result, so the
+bill of a period is a sum of charges.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from podgpu.metrics.labels import Policy
 from podgpu.model import Assignment, Workload
 from podgpu.node.agent.agent import Settings
 from podgpu.node.usage.containers import ContainerFinder
-from podgpu.past.record import make_gpu_samples
+from podgpu.past.books.record import make_gpu_samples
 from podgpu.top.lines import flatten, make_lines
 from podgpu.web.exporter_app import build_state
 from tests.agent.simulated_node import SimulatedNode

@@ -34,11 +34,11 @@ from podgpu.labs.demo import (
     schedule,
 )
 from podgpu.labs.demo_past import write_past
-from podgpu.past.bill import RangeQuery
-from podgpu.past.record import cluster_recorder
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.schema import HOUR
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.bills.bill import RangeQuery
+from podgpu.past.books.record import cluster_recorder
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.sqlite.sqlite_past import SqlitePast
+from podgpu.past.time_steps import HOUR
 from podgpu.web.cluster_app import cluster_application
 from podgpu.web.exporter_app import build_state
 from tests.nodes.clock import FakeClock

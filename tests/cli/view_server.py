@@ -13,8 +13,8 @@ from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.round import Cluster
 from podgpu.fleet.settings import ViewSettings
 from podgpu.model import WorkloadOwner
-from podgpu.past.record import cluster_recorder
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.books.record import cluster_recorder
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from podgpu.web.app import Address
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, lost, mig, node

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from podgpu.past.savings_watch import SavingsWatch
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from tests.deploy.fleet import ROOT, Fleet, fleet_in, needs_servers
 from tests.deploy.grafana import (
     DASHBOARDS,

@@ -13,7 +13,7 @@ import yaml
 from podgpu.fleet.read.prometheus import BROKEN
 from podgpu.metrics.conditions import xid_specs
 from podgpu.metrics.engines import engines
-from podgpu.past.mixes import CERTAINLY_IDLE
+from podgpu.past.busy_steps import CERTAINLY_IDLE
 from tests.test_promtool import needs_promtool, promtool
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ Takes about six minutes:
     PYTHONPATH=src python3 tests/device/savings_mixes.py [--trial]
 
 Needs one GPU with time slicing that nobody else uses, and PyTorch. Nothing of podgpu has to be
-installed: only the model (`past/slowdown.py`) is loaded. `--trial` runs without a GPU, with loads
+installed: only the model (`past/savings/slowdown.py`) is loaded. `--trial` runs without a GPU, with loads
 that only sleep, so that all waiting times are about 0.
 
 Each of twelve loads runs alone first. Its busy share alone is the only input of the prediction.
@@ -141,7 +141,7 @@ class Bench:
 
 def load_model() -> ModuleType:
     """Loads the model from its file, so that the packages podgpu needs are not required."""
-    path = FOLDER.parent.parent / "src" / "podgpu" / "past" / "slowdown.py"
+    path = FOLDER.parent.parent / "src" / "podgpu" / "past" / "savings" / "slowdown.py"
     spec = importlib.util.spec_from_file_location("slowdown", path)
     assert spec is not None
     assert spec.loader is not None

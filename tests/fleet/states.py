@@ -15,7 +15,7 @@ from podgpu.fleet.state import ClusterState, Scope, build_cluster_state
 from podgpu.metrics.encode import encode
 from podgpu.metrics.parse import ParsedFamily, parse_text
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, MigInstance, NodeState
-from podgpu.past.prometheus_series import PrometheusPast
+from podgpu.past.prometheus.prometheus_past import PrometheusPast
 
 H100 = "NVIDIA H100 80GB HBM3"
 WALL = 1_700_000_100.0  # Unix time at monotonic time 0

@@ -15,9 +15,8 @@ from podgpu.errors import UsageError
 from podgpu.fleet.budgets import BudgetUse, read_budgets
 from podgpu.fleet.prices import NO_PRICES, Price, Prices
 from podgpu.fleet.read.prometheus import PrometheusServer
-from podgpu.past.bill import RangeQuery, RangeRow, describe_row
-from podgpu.past.budget_watch import BudgetWatch
-from podgpu.past.costs import (
+from podgpu.past.bills.bill import RangeQuery, RangeRow, describe_row
+from podgpu.past.bills.costs import (
     CostsAnswer,
     CostsQuery,
     CostsRow,
@@ -25,6 +24,7 @@ from podgpu.past.costs import (
     parse_costs_query,
     select_budgets,
 )
+from podgpu.past.budget_watch import BudgetWatch
 from tests.fleet.prometheus_double import running_double
 from tests.fleet.states import WALL, gpu, holder, prometheus_past, state_of, value
 from tests.fleet.test_prometheus_live import Serving

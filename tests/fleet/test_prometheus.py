@@ -25,7 +25,7 @@ from podgpu.fleet.view import make_pod, make_view
 from podgpu.http_client import Access
 from podgpu.metrics.promql import quote
 from podgpu.model import WorkloadOwner
-from podgpu.past.bill import RangeQuery
+from podgpu.past.bills.bill import RangeQuery
 from tests.fleet.prometheus_double import (
     Asked,
     PrometheusDouble,

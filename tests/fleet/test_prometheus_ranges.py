@@ -28,11 +28,11 @@ from podgpu.fleet.read.prometheus import PrometheusServer
 from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.model import DeviceState, DeviceTotals, Holder, WorkloadOwner
-from podgpu.past.bill import RangeAnswer, RangeQuery, RangeRow, describe_row
-from podgpu.past.record import make_gpu_samples
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite import MAX_POINTS
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.bills.bill import RangeAnswer, RangeQuery, RangeRow, describe_row
+from podgpu.past.books.record import make_gpu_samples
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.gpu_history import MAX_POINTS
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from tests.fleet import states
 from tests.fleet.prometheus_double import Asked, Reply, error, running_double
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics

@@ -25,8 +25,10 @@ from podgpu.fleet.read.prometheus import (
 from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.settings import ViewSettings
 from podgpu.model import WorkloadOwner
-from podgpu.past.prometheus_series import CACHE_SECONDS, Window
-from podgpu.past.sqlite import JSON, parse_range
+from podgpu.past.gpu_history import JSON
+from podgpu.past.prometheus.prometheus_past import CACHE_SECONDS
+from podgpu.past.prometheus.prometheus_series import Window
+from podgpu.past.queries import parse_range
 from tests.fleet.prometheus_double import PrometheusDouble, Reply, running_double
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics
 from tests.fleet.states import prometheus_past

@@ -17,7 +17,7 @@ from podgpu.fleet.parts import EngineState
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.read.prometheus import PrometheusServer
 from podgpu.model import DeviceTotals
-from podgpu.past.bill import RangeAnswer, RangeQuery, RangeRow
+from podgpu.past.bills.bill import RangeAnswer, RangeQuery, RangeRow
 from tests.fleet.real_servers import Point
 from tests.fleet.states import H100, gpu, holder, prometheus_past, state_of
 from tests.fleet.test_prometheus_live import Serving

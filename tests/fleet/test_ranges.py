@@ -30,7 +30,7 @@ from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.fleet.view import GpuView, make_view
 from podgpu.model import Condition, DeviceTotals, Holder, HolderUsage, WorkloadOwner
-from podgpu.past.bill import (
+from podgpu.past.bills.bill import (
     RangeAnswer,
     RangeQuery,
     RangeRow,
@@ -38,11 +38,11 @@ from podgpu.past.bill import (
     group_now,
     parse_range_query,
 )
-from podgpu.past.focus import encode_csv, escape_cell, split_days
-from podgpu.past.moment import read_past
-from podgpu.past.record import make_gpu_samples
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.bills.focus import encode_csv, escape_cell, split_days
+from podgpu.past.books.record import make_gpu_samples
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.sqlite.sqlite_moment import read_past
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from tests.fleet.states import H100, WALL, World, gpu, holder, lost, mig, node, state_of
 from tests.simulated import stop_after_test
 

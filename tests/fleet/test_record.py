@@ -11,10 +11,10 @@ from podgpu.fleet.round import Cluster, PublishedState
 from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState
 from podgpu.model import DeviceState, WorkloadOwner
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.record import cluster_recorder, make_gpu_samples
-from podgpu.past.sqlite import read_pod
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.record import cluster_recorder, make_gpu_samples
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.sqlite.sqlite_series import read_pod
 from tests.fleet.states import H100, World, gpu, holder, lost, mig, node, state_of
 
 PRICES = Prices("EUR", {H100: Price(7.0)})

@@ -19,9 +19,10 @@ from podgpu.model import (
     WaitPart,
     WorkloadOwner,
 )
-from podgpu.past.gpu_sample import ConditionRecord, GpuSample
-from podgpu.past.job import JobSummary, read_summary
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.gpu_sample import ConditionRecord, GpuSample
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.job import JobSummary
+from podgpu.past.sqlite.sqlite_job import read_summary
 from podgpu.past.verdict import judge_use
 
 GIB = 1024**3

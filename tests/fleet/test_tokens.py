@@ -22,9 +22,9 @@ from podgpu.fleet.parts import EngineState
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.tokens import charge_tokens
 from podgpu.model import DeviceTotals
-from podgpu.past.focus import encode_csv
-from podgpu.past.token_costs import make_token_figures, sum_engines
-from podgpu.past.token_fit import TokenFit
+from podgpu.past.bills.focus import encode_csv
+from podgpu.past.bills.token_costs import make_token_figures, sum_engines
+from podgpu.past.bills.token_fit import TokenFit
 from podgpu.web.exporter_app import application
 from tests.fleet.states import gpu, holder
 from tests.fleet.test_ranges import Cluster

@@ -16,8 +16,8 @@ from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.readings import NodeReading
 from podgpu.fleet.view import GpuView, make_view
 from podgpu.model import NS, Holder
-from podgpu.past.bill import RangeQuery, make_range
-from podgpu.past.record import make_gpu_samples
+from podgpu.past.bills.bill import RangeQuery, make_range
+from podgpu.past.books.record import make_gpu_samples
 from tests.fleet.states import H100, World, gpu, holder, mig, node, series, value
 
 PRICES = Prices("EUR", {H100: Price(7.0)})

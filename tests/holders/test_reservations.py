@@ -16,10 +16,10 @@ from podgpu.metrics.adapter import node_from_samples, samples_in
 from podgpu.model import Allocation, Assignment, NodeState, Workload
 from podgpu.node.holders.annotations import find_reserved, replace_reservations
 from podgpu.node.holders.reader import merge
-from podgpu.past.bill import RangeAnswer, RangeQuery
-from podgpu.past.record import make_gpu_samples
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.bills.bill import RangeAnswer, RangeQuery
+from podgpu.past.books.record import make_gpu_samples
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from tests.fleet.states import state_of
 from tests.holders.devices import gpu, uuid
 from tests.nodes.node import node_of, read_description

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from podgpu.charge import UsageAccount
-from podgpu.past.mixes import UNKNOWN, step_value, write_steps
-from podgpu.past.savings import FleetLoad, PodLoad
+from podgpu.past.busy_steps import UNKNOWN, step_value, write_steps
+from podgpu.past.savings.savings import FleetLoad, PodLoad
 
 GIB = 1024**3
 STEPS_PER_DAY = 288

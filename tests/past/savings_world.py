@@ -14,10 +14,10 @@ from podgpu.fleet.readings import ClusterReading, NodeReading
 from podgpu.fleet.round import Cluster
 from podgpu.fleet.settings import ViewSettings
 from podgpu.model import NS, DeviceState, DeviceTotals, Holder, HolderUsage, WorkloadOwner
-from podgpu.past.record import cluster_recorder
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.slowdown import stretch, weigh
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.books.record import cluster_recorder
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.savings.slowdown import stretch, weigh
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.real_servers import Point
 from tests.fleet.states import gpu, node

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from podgpu.charge import UsageAccount
-from podgpu.past.advice import advise_pod, make_savings
-from podgpu.past.savings import (
+from podgpu.past.savings.advice import advise_pod, make_savings
+from podgpu.past.savings.savings import (
     FleetLoad,
     NodeRoom,
     PodLoad,
@@ -19,7 +19,7 @@ from podgpu.past.savings import (
     SharedLoad,
     SharedPodLoad,
 )
-from podgpu.past.slowdown import MAX_BUSY
+from podgpu.past.savings.slowdown import MAX_BUSY
 from tests.past.planted import (
     GIB,
     MODEL,

@@ -10,17 +10,17 @@ from msgspec.structs import replace
 from podgpu.charge import UNALLOCATED, Amounts, Charge, HeldTime, Tokens, UsageAccount, charge
 from podgpu.fleet.prices import Price, Prices
 from podgpu.model import Holder
-from podgpu.past.bill import (
+from podgpu.past.bills.bill import (
     RangeAnswer,
     RangeQuery,
     describe_row,
     group_now,
     make_range,
     parse_range_query,
-    read_range_answer,
 )
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.sqlite.sqlite_bills import read_range_answer
 from tests.fleet.states import gpu, holder, node, state_of
 
 HOUR = 3600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from podgpu.clock import Clock
-from podgpu.past.book_clock import BookClock, BookTime
+from podgpu.past.books.book_clock import BookClock, BookTime
 
 START = 1_800_000_000.0
 

@@ -21,10 +21,10 @@ from podgpu.fleet.readings import ClusterReading, NodeReading
 from podgpu.fleet.settings import ViewSettings
 from podgpu.fleet.state import ClusterState, build_cluster_state
 from podgpu.model import MJ, NS, DeviceState, DeviceTotals, Holder, HolderUsage, NodeState
-from podgpu.past.book_clock import STABLE_SECONDS
-from podgpu.past.record import make_gpu_samples
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite_charges import read_range
+from podgpu.past.books.book_clock import STABLE_SECONDS
+from podgpu.past.books.record import make_gpu_samples
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.sqlite.sqlite_charges import read_range
 
 RUNS = int(os.environ.get("PODGPU_BOOKS_RUNS", "100"))
 START = 1_800_000_000.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 from podgpu.charge import Charge, UsageAccount
-from podgpu.past.events import EventQuery, read_events
-from podgpu.past.gpu_sample import ConditionRecord, GpuSample
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.gpu_sample import ConditionRecord, GpuSample
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.events import EventQuery
+from podgpu.past.sqlite.sqlite_events import read_events
 
 HOUR = 3600
 START = 1_800_000_000

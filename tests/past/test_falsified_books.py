@@ -22,13 +22,13 @@ from podgpu.fleet.readings import ClusterReading
 from podgpu.fleet.round import Cluster
 from podgpu.fleet.settings import ViewSettings
 from podgpu.model import DeviceTotals
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.history_file import HistoryError
-from podgpu.past.record import cluster_recorder, make_gpu_samples
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite import read_gpu
-from podgpu.past.sqlite_charges import read_range, read_usage_start
-from podgpu.past.store import MAX_NEW_ACCOUNTS, HistoryStore
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.history_file import HistoryError
+from podgpu.past.books.record import cluster_recorder, make_gpu_samples
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.books.store import MAX_NEW_ACCOUNTS, HistoryStore
+from podgpu.past.sqlite.sqlite_charges import read_range, read_usage_start
+from podgpu.past.sqlite.sqlite_series import read_gpu
 from tests.fleet.states import World, gpu, holder, node
 
 HOUR = 3600

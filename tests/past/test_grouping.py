@@ -11,10 +11,11 @@ import pytest
 
 from podgpu.charge import UNALLOCATED, Charge, HeldTime, Tokens, UsageAccount, charge
 from podgpu.fleet.prices import Price, Prices
-from podgpu.past.bill import RangeQuery, make_range, read_range_answer
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.sqlite_charges import read_charges, read_usage_start
-from podgpu.past.store import HistoryStore
+from podgpu.past.bills.bill import RangeQuery, make_range
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.sqlite.sqlite_bills import read_range_answer
+from podgpu.past.sqlite.sqlite_charges import read_charges, read_usage_start
 from tests.fleet.states import gpu, holder, node, state_of
 
 DAY = 86_400

@@ -14,11 +14,11 @@ from podgpu.charge import Amounts, Charge, Figures, UsageAccount
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.spent import MAX_WATTS
 from podgpu.model import NodeState, decode_node
-from podgpu.past.gpu_sample import ConditionRecord, GpuSample
-from podgpu.past.record import make_gpu_samples
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite_charges import read_range
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.gpu_sample import ConditionRecord, GpuSample
+from podgpu.past.books.record import make_gpu_samples
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.sqlite.sqlite_charges import read_range
 from tests.fleet.states import World, gpu, holder, node, uuids
 
 START = 1_800_000_000 // 86_400 * 86_400

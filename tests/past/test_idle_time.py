@@ -19,10 +19,10 @@ from podgpu.metrics.parse import parse_text
 from podgpu.model import NS, Assignment, Workload
 from podgpu.node.agent.agent import Settings
 from podgpu.node.holders.identity import Identities
-from podgpu.past.bill import RangeQuery, RangeRow
-from podgpu.past.record import make_gpu_samples
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.bills.bill import RangeQuery, RangeRow
+from podgpu.past.books.record import make_gpu_samples
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from tests.agent.simulated_node import SimulatedNode
 from tests.fleet.real_servers import Point
 from tests.fleet.states import World

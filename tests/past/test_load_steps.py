@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.load_steps import PastLoad
-from podgpu.past.mixes import FULL, UNKNOWN, read_steps
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.load_steps import PastLoad
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.busy_steps import FULL, UNKNOWN, read_steps
 
 STEP, HOUR = 300, 3600
 START = 1_800_000_000 // HOUR * HOUR

@@ -15,7 +15,7 @@ from podgpu.cli.main import run
 from podgpu.fleet.saved_gpus import NO_SAVINGS
 from podgpu.fleet.state import ClusterState
 from podgpu.past.savings_watch import SavingsWatch
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from tests.past.savings_world import predict_waits, read_nodes, record, record_with, serving
 from tests.web.server import Client
 

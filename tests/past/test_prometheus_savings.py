@@ -18,10 +18,10 @@ import yaml
 from podgpu.fleet.read.prometheus import PrometheusClient, PrometheusServer
 from podgpu.fleet.readings import Collector, FleetCounts, FleetShare
 from podgpu.fleet.round import Cluster, PublishedState
-from podgpu.past.prometheus_series import PrometheusPast
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.prometheus.prometheus_past import PrometheusPast
+from podgpu.past.savings.savings import SavingsAnswer, SavingsQuery
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from tests.fleet.real_servers import Point, needs, prometheus, victoria_metrics
 from tests.fleet.states import prometheus_past
 from tests.past.savings_world import MODEL, OWNERS, PRICES, SETTINGS, points, record

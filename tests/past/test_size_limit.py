@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from podgpu.charge import Amounts, Charge, UsageAccount
-from podgpu.past.gpu_sample import ConditionRecord, GpuSample
-from podgpu.past.sqlite_charges import read_range
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.gpu_sample import ConditionRecord, GpuSample
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.sqlite.sqlite_charges import read_range
 
 HOUR = 3600
 DAY = 86_400

@@ -17,12 +17,13 @@ import pytest
 
 from podgpu.charge import UNALLOCATED, Amounts, Charge, Figures, UsageAccount
 from podgpu.clock import Clock
-from podgpu.past.gpu_sample import ConditionRecord, GpuSample
-from podgpu.past.history_file import HistoryError
-from podgpu.past.recorder import FILE_NAME, HistoryRecorder
-from podgpu.past.sqlite import MAX_DEVICES, MAX_POINTS, read_gpu, read_job, read_pod
-from podgpu.past.sqlite_charges import read_range, read_usage_start
-from podgpu.past.store import MAX_NEW_ACCOUNTS, HistoryStore
+from podgpu.past.books.gpu_sample import ConditionRecord, GpuSample
+from podgpu.past.books.history_file import HistoryError
+from podgpu.past.books.recorder import FILE_NAME, HistoryRecorder
+from podgpu.past.books.store import MAX_NEW_ACCOUNTS, HistoryStore
+from podgpu.past.gpu_history import MAX_DEVICES, MAX_POINTS
+from podgpu.past.sqlite.sqlite_charges import read_range, read_usage_start
+from podgpu.past.sqlite.sqlite_series import read_gpu, read_job, read_pod
 from tests.privilege import without_privilege
 
 COARSE, HOUR, DAY = 300, 3600, 86_400
@@ -291,7 +292,7 @@ def test_the_size_limit_deletes_samples_before_usage(path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.store import HistoryStore
 from podgpu.charge import Charge
 from tests.past.test_store import LLM, USAGE, make_round
 store = HistoryStore(Path(sys.argv[1]))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podgpu.charge import Amounts
-from podgpu.past.token_fit import NoFit, TokenFit, fit_tokens
+from podgpu.past.bills.token_fit import NoFit, TokenFit, fit_tokens
 
 PROMPT, GENERATED = 2e-5, 4e-4  # GPU seconds of a token
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from podgpu.charge import UsageAccount
-from podgpu.past.advice import make_savings
-from podgpu.past.savings import Advice, PodLoad, SavingsAnswer, SavingsQuery
+from podgpu.past.savings.advice import make_savings
+from podgpu.past.savings.savings import Advice, PodLoad, SavingsAnswer, SavingsQuery
 from tests.past.planted import GIB, STEPS_PER_DAY, make_fleet, make_pod
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from podgpu.charge import Waste
-from podgpu.past.bill import RangeRow, RangeWaste
+from podgpu.past.bills.bill import RangeRow, RangeWaste
 from podgpu.past.waste_advice import advise_row
 
 NOW = 1_000_000.0

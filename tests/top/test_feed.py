@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from podgpu.fleet.view import GpuDetails
+from podgpu.past.gpu_history import NO_DATA
 from podgpu.past.job import JobSummary
-from podgpu.past.sqlite import NO_DATA
 from podgpu.top.feed import ClusterSource, ExporterSource, Feed, FetchedDetails
 from podgpu.view_address import UrlAddress
 from tests.top.scene import gpu, holder, node, view

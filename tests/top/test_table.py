@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from podgpu.charge import Waste
 from podgpu.fleet.parts import Totals, WasteRate
 from podgpu.model import Workload
-from podgpu.past.sqlite import NO_DATA
+from podgpu.past.gpu_history import NO_DATA
 from podgpu.top.feed import Sparklines
 from podgpu.top.lines import make_lines
 from podgpu.top.table import (

@@ -23,8 +23,8 @@ from podgpu.fleet.settings import ViewSettings
 from podgpu.kube.client import ApiClient
 from podgpu.kube.config import ApiConfig
 from podgpu.model import Condition, WaitPart, WorkloadOwner
-from podgpu.past.record import cluster_recorder
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.books.record import cluster_recorder
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from podgpu.web.access import KubernetesAccess, User, UserHeaders
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, node

@@ -19,7 +19,7 @@ from podgpu.fleet import view as view_structs
 from podgpu.fleet.prices import read_prices
 from podgpu.metrics.parse import parse_text
 from podgpu.model import encode_node
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from podgpu.web.exporter_app import application, build_state, node_recorder
 from tests.nodes.node import Description, Node, node_of
 from tests.simulated import stop_after_test

@@ -15,8 +15,8 @@ from podgpu.fleet.readings import ClusterReading, TargetOutcome
 from podgpu.fleet.round import Cluster
 from podgpu.fleet.settings import ViewSettings
 from podgpu.metrics.parse import parse_text
-from podgpu.past.record import cluster_recorder
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.books.record import cluster_recorder
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from podgpu.web.cluster_app import cluster_application
 from tests.fleet.states import gpu, holder, node
 from tests.fleet.test_loop import Script, Time, tell

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from podgpu.errors import SourceError
+from podgpu.past.books.recorder import HistoryRecorder
 from podgpu.past.events import EventQuery, EventsAnswer
+from podgpu.past.gpu_history import JSON
 from podgpu.past.interface import Past
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite import JSON
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from podgpu.web.exporter_app import application, build_state, node_recorder
 from tests.nodes.node import Node
 from tests.simulated import stop_after_test

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from podgpu.http_client import HttpClient
-from podgpu.past.recorder import FILE_NAME
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.recorder import FILE_NAME
+from podgpu.past.books.store import HistoryStore
 from podgpu.web.exporter_app import node_pusher, node_recorder
 from podgpu.web.push import PushSettings, Receiver
 from tests.nodes.node import Description, Node, node_of

@@ -11,7 +11,7 @@ from podgpu.fleet.repair import Repair
 from podgpu.fleet.view import GpuResponse, SourceView, XidView, make_view
 from podgpu.model import Condition, Workload, XidCulprit
 from podgpu.past.events import Event, EventsAnswer
-from podgpu.past.sqlite import DeviceHistory, GpuHistory, HolderSpan, Mark, PodHistory
+from podgpu.past.gpu_history import DeviceHistory, GpuHistory, HolderSpan, Mark, PodHistory
 from podgpu.web.redaction import (
     hide_in_events,
     hide_in_gpu,

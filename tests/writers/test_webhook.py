@@ -23,8 +23,8 @@ from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Price, Prices
 from podgpu.fleet.state import ClusterState
 from podgpu.model import Condition, DeviceState, Holder, HolderUsage, WorkloadOwner
-from podgpu.past.history_file import HistoryError
-from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.books.history_file import HistoryError
+from podgpu.past.books.recorder import HistoryRecorder
 from podgpu.writers.webhook import MemoryStore, NoticeStore, Webhook, WebhookSettings, parse_events
 from podgpu.writers.webhook_notices import NoticeEvent
 from tests.fleet.states import WALL, World, gpu, holder, mig, node

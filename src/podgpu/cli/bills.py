@@ -13,9 +13,15 @@ from podgpu.charge import Waste
 from podgpu.cli.tables import UNKNOWN, write_amount, write_period, write_table
 from podgpu.cli.view_options import PERIOD_SECONDS, open_view, parse_at, print_answer
 from podgpu.errors import UsageError, one_line
-from podgpu.past.bill import RangeAnswer, RangeFigures, RangeRow, describe_row, parse_range_query
-from podgpu.past.costs import month_start
-from podgpu.past.sqlite import parse_range
+from podgpu.past.bills.bill import (
+    RangeAnswer,
+    RangeFigures,
+    RangeRow,
+    describe_row,
+    parse_range_query,
+)
+from podgpu.past.bills.costs import month_start
+from podgpu.past.queries import parse_range
 
 RANGE_PATH = "api/v1/range"
 WASTE_PATH = "api/v1/waste"

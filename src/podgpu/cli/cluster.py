@@ -36,13 +36,13 @@ from podgpu.kube.objects import (
     parse_node_labels,
 )
 from podgpu.model import PodName, WorkloadOwner
+from podgpu.past.books.record import MAX_GPUS, cluster_recorder
+from podgpu.past.books.recorder import HistoryRecorder
 from podgpu.past.budget_watch import BudgetWatch
 from podgpu.past.interface import Past
-from podgpu.past.prometheus_series import PrometheusPast
-from podgpu.past.record import MAX_GPUS, cluster_recorder
-from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.prometheus.prometheus_past import PrometheusPast
 from podgpu.past.savings_watch import SavingsWatch
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from podgpu.pending.queue_watch import QueueWatch
 from podgpu.web.access import KubernetesAccess, UserHeaders
 from podgpu.web.app import Listener, Service, load_protection, make_listeners, run

@@ -37,9 +37,9 @@ from podgpu.labs.demo_engines import DemoEngines
 from podgpu.labs.demo_past import write_past
 from podgpu.labs.demo_queue import DemoQueue
 from podgpu.labs.simulate.simulated_node import DemoNode
-from podgpu.past.record import cluster_recorder
+from podgpu.past.books.record import cluster_recorder
 from podgpu.past.savings_watch import SavingsWatch
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from podgpu.web.app import Address, Listener, Service, run
 from podgpu.web.cluster_app import cluster_application
 

@@ -31,7 +31,7 @@ from podgpu.node.agent.agent import Agent
 from podgpu.node.agent.device_selection import parse_selection
 from podgpu.node.agent.schedule import Collection
 from podgpu.node.holders.api import SOON_SECONDS, SYNC_SECONDS, ApiAccess
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from podgpu.web.app import (
     Listener,
     Service,

@@ -39,10 +39,10 @@ from podgpu.errors import SourceError, utc_text
 from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import View, decode_view
 from podgpu.metrics.conditions import KUBERNETES_UNHEALTHY, breaks_gpu
-from podgpu.past.bill import RangeAnswer, RangeFigures, describe_row
-from podgpu.past.savings import SavingsAnswer
-from podgpu.past.sqlite import parse_range
-from podgpu.past.token_costs import TokenFigures
+from podgpu.past.bills.bill import RangeAnswer, RangeFigures, describe_row
+from podgpu.past.bills.token_costs import TokenFigures
+from podgpu.past.queries import parse_range
+from podgpu.past.savings.savings import SavingsAnswer
 from podgpu.view_address import ViewClient, decode_answer, read_answer
 
 _TOP_OWNERS = 10

@@ -16,8 +16,8 @@ from podgpu.cli.view_options import PERIOD_SECONDS, open_view, print_answer
 from podgpu.errors import UsageError, one_line, plural
 from podgpu.known import divide_known
 from podgpu.money import write_money
-from podgpu.past.bill import describe_owner
-from podgpu.past.savings import (
+from podgpu.past.bills.bill import describe_owner
+from podgpu.past.savings.savings import (
     Advice,
     Monthly,
     PodAdvice,

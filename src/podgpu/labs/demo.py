@@ -29,8 +29,8 @@ from podgpu.node.holders.kubelet import KubeletAllocation
 from podgpu.node.holders.reader import HolderSources
 from podgpu.node.usage.containers import ContainerFinder
 from podgpu.node.usage.ledger import Ledger
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.sqlite_past import SqlitePast
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.sqlite.sqlite_past import SqlitePast
 from podgpu.web.exporter_app import application, build_state, node_recorder
 
 OTHER_GPUS = ("6xH100,2xH100/1x3g.40gb+1x2g.20gb+1x1g.10gb", "4xH200", "2xRTX4090")

@@ -29,10 +29,11 @@ from podgpu.labs.simulate.gpu import DRAM, LoadActivity, SimulatedGpu, compute_w
 from podgpu.labs.simulate.simulated_node import DemoNode, Tenant
 from podgpu.metrics.conditions import LOST, NODE_GONE
 from podgpu.model import Workload, WorkloadOwner, group_by
-from podgpu.past.gpu_sample import ConditionRecord, GpuSample
-from podgpu.past.load_steps import PastLoad
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.schema import COARSE, DAY, FINE, HOUR, IDLE, floor_time
+from podgpu.past.books.gpu_sample import ConditionRecord, GpuSample
+from podgpu.past.books.load_steps import PastLoad
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.spans import IDLE
+from podgpu.past.time_steps import COARSE, DAY, FINE, HOUR, floor_time
 
 _LOAD_DAYS = 7
 _JOBS = 5  # before the one that runs now

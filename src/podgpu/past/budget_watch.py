@@ -7,8 +7,8 @@ import asyncio
 from podgpu.errors import Note, PodgpuError
 from podgpu.fleet.budgets import Budget, BudgetUse, BudgetUses, ReadBudgetFile
 from podgpu.known import round_known, select_known, sum_all
-from podgpu.past.bill import RangeQuery
-from podgpu.past.costs import CostsAnswer, CostsQuery
+from podgpu.past.bills.bill import RangeQuery
+from podgpu.past.bills.costs import CostsAnswer, CostsQuery
 from podgpu.past.interface import Past
 from podgpu.watch import Watch
 

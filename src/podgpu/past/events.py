@@ -1,12 +1,11 @@
 """Lists events: conditions of GPUs that began or ended, pods that started or ended, idle alarms.
 
-`make_events` makes them of spans, which are read from SQLite or from Prometheus.
+`make_events` makes them of spans, which `sqlite_events.py` or `prometheus_events.py` reads.
 """
 
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -15,34 +14,13 @@ import msgspec
 
 from podgpu.errors import UsageError, few_of
 from podgpu.metrics.conditions import DRIVER_AWAY, NODE_GONE, conditions
-from podgpu.past.schema import HOLDER, IDLE, fetch_value
-from podgpu.past.sqlite import parse_range, parse_time
+from podgpu.past.queries import parse_range, parse_time
+from podgpu.past.spans import HOLDER, IDLE, Span
 
 MOST_EVENTS = 1000
 MAX_SPANS = 20_000
 _NODE_WIDE = (NODE_GONE, DRIVER_AWAY)
-# A span is a period in which a GPU had a holder or a condition. Selects the spans of all pods that
-# started or ended between `:start` and `:end`. Their older spans are included, because `_find_runs`
-# needs the beginning of each run.
-_SPANS = f"""
-SELECT started, ended, kind, name, message, uuid, instance, gpu.node, gpu_index, span.account,
-    ifnull(namespace, ''), ifnull(pod, ''),
-    coalesce(nullif(pod, ''), nullif(job, ''), nullif(uid, ''),
-        'container ' || substr(container_id, 1, 12), '')
-FROM span JOIN gpu ON gpu.id = span.gpu LEFT JOIN account ON account.id = span.account
-WHERE started <= :end
-AND (name = 'node_gone' OR span.account IN (
-    SELECT account FROM span
-    WHERE started BETWEEN :start AND :end OR ended BETWEEN :start AND :end))
-{{where}} ORDER BY max(started, iif(ended <= :end, ended, 0)) DESC LIMIT {MAX_SPANS}"""
-# Selects the spans of a pod, and the conditions that a GPU had while the pod held the GPU.
-_OF_POD = f"""
-AND (namespace || '/' || pod = :pod OR kind <> '{HOLDER}' AND EXISTS (
-    SELECT * FROM span AS own JOIN account ON account.id = own.account
-    WHERE own.gpu = span.gpu AND own.kind = '{HOLDER}' AND namespace || '/' || pod = :pod
-    AND own.started <= ifnull(span.ended, own.started)
-    AND ifnull(own.ended, span.started) >= span.started))"""
-_WHERE = {"gpu": "AND uuid = :gpu", "node": "AND gpu.node = :node", "pod": _OF_POD}
+_SELECTORS = ("gpu", "node", "pod")
 
 
 class EventQuery(NamedTuple):
@@ -78,33 +56,8 @@ class EventsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     events: list[Event]
 
 
-class Span(NamedTuple):
-    """A period in which a GPU had a holder or a condition."""
-
-    started: float  # -inf if it began before everything that is known
-    ended: float | None
-    kind: str
-    name: str = ""
-    message: str = ""
-    uuid: str = ""
-    instance: str = ""
-    node: str = ""
-    gpu_index: int | None = None
-    account: int = -1  # identifies the pod or job
-    namespace: str = ""
-    pod: str = ""
-    workload: str = ""  # its name, for people
-
-    @property
-    def gpu(self) -> str:
-        index = "?" if self.gpu_index is None else str(self.gpu_index)
-        if self.instance:
-            return f"{index}/{self.instance}"
-        return index
-
-
 def parse_events_query(query: Mapping[str, str]) -> EventQuery:
-    selectors = [name for name in _WHERE if name in query]
+    selectors = [name for name in _SELECTORS if name in query]
     if len(selectors) > 1:
         raise UsageError(f"{' and '.join(selectors)}: give only one of gpu, node and pod")
 
@@ -114,28 +67,6 @@ def parse_events_query(query: Mapping[str, str]) -> EventQuery:
         return EventQuery(seconds, end=end)
     [selector] = selectors
     return EventQuery(seconds, selector, query[selector], end)
-
-
-def read_events(db: sqlite3.Connection, query: EventQuery, now: float) -> EventsAnswer:
-    end = now
-    if query.end is not None:
-        end = min(query.end, now)
-
-    start = end - query.seconds
-    parameters: dict[str, float | str] = {"start": start, "end": end}
-    where = ""
-    if query.selector:
-        where = _WHERE[query.selector]
-        parameters[query.selector] = query.value
-
-    spans = [Span(*row) for row in db.execute(_SPANS.format(where=where), parameters)]
-
-    known_since = fetch_value(db, "SELECT min(time + resolution) FROM round")
-    if known_since is None:
-        # A full history may have deleted all rounds, but not the spans that go on.
-        known_since = math.inf
-
-    return make_events(spans, start, end, known_since)
 
 
 def _condition_events(spans: Iterable[Span]) -> Iterator[Event]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from podgpu.fleet.read.pages import GpuQuery
 from podgpu.fleet.round import PublishedState
-from podgpu.past.bill import RangeAnswer, RangeQuery
-from podgpu.past.costs import CostsAnswer, CostsQuery
+from podgpu.past.bills.bill import RangeAnswer, RangeQuery
+from podgpu.past.bills.costs import CostsAnswer, CostsQuery
 from podgpu.past.events import EventQuery, EventsAnswer
+from podgpu.past.gpu_history import JSON, GpuHistory, JobHistory, PodHistory
 from podgpu.past.job import JobSummary
-from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.sqlite import JSON, GpuHistory, JobHistory, PodHistory
+from podgpu.past.savings.savings import SavingsAnswer, SavingsQuery
 
 
 class Past:

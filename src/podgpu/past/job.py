@@ -7,57 +7,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from sqlite3 import Connection
 from typing import NamedTuple
 
 import msgspec
 
-from podgpu.charge import Charge, UsageAccount
+from podgpu.charge import Charge
 from podgpu.fleet.job_view import SlowestView, find_slowest
 from podgpu.fleet.parts import device_utilization, read_number
 from podgpu.fleet.state import ClusterState
 from podgpu.known import divide_known, mean_known, round_known, select_known, sum_all
 from podgpu.metrics.conditions import NODE_GONE, conditions
 from podgpu.metrics.fields import DRAM_ACTIVE, NVLINK_BYTES, PCIE_BYTES, TENSOR_ACTIVE
-from podgpu.model import GpuOrInstance, Workload, WorkloadOwner
-from podgpu.past.advice import advise_pod
-from podgpu.past.bill import RangeFigures, add_tokens, add_up, fit_charges
-from podgpu.past.loads import read_pod_load
-from podgpu.past.schema import COARSE, DAY, FINE, HOLDER, IDLE, floor_time
-from podgpu.past.slow_checks import SlowCheck, SlowFacts, check_causes, explain_slow
-from podgpu.past.sqlite import (
+from podgpu.model import GpuOrInstance, PodName, Workload, WorkloadOwner
+from podgpu.past.bills.bill import RangeFigures, StepCharge, add_tokens, add_up, fit_charges
+from podgpu.past.gpu_history import (
+    GpuHistory,
     HolderSpan,
     Mark,
     PodHistory,
     Values,
     make_pod_history,
-    read_pod,
 )
-from podgpu.past.sqlite_charges import read_range, read_token_steps
+from podgpu.past.savings.advice import advise_pod
+from podgpu.past.savings.savings import FleetLoad
+from podgpu.past.slow_checks import SlowCheck, SlowFacts, check_causes, explain_slow
+from podgpu.past.spans import IDLE, Interval, measure_common
 from podgpu.past.verdict import (
     Activity,
     Cause,
-    Interval,
     UseVerdict,
     judge_activity,
     judge_use,
     measure_cause,
-    measure_common,
     rank_causes,
-    unite,
 )
 
-_LONGEST = 8 * DAY  # samples are stored for this many seconds
 _BRIEF = 60.0  # seconds; pods that hold a GPU together for a shorter time do not share it
 _THROTTLING = ("thermal", "power_brake")
-# Returns the times when a pod held a GPU.
-# If the node was gone at the end, the time includes the outage.
-_TIMES_HELD = f"""
-SELECT span.started, iif(gone.gpu IS NULL, span.ended, gone.ended), owner_kind, owner_name
-FROM span JOIN account ON account.id = span.account
-LEFT JOIN span AS gone
-    ON gone.gpu = span.gpu AND gone.name = 'node_gone' AND gone.started = span.ended
-WHERE namespace = ? AND pod = ? AND span.kind = '{HOLDER}' ORDER BY span.started"""
 
 
 class JobSummary(RangeFigures, kw_only=True):
@@ -102,90 +88,67 @@ class JobSummary(RangeFigures, kw_only=True):
     hint: str = ""
 
 
-def read_summary(
-    db: Connection, namespace: str, pod: str, now: float, state: ClusterState
-) -> JobSummary | None:
-    rows = db.execute(_TIMES_HELD, (namespace, pod)).fetchall()
-    if not rows:
-        return None
+class RecordedPod(NamedTuple):
+    """All that is recorded of a pod."""
 
-    started, _, owner_kind, owner_name = rows[0]
-    is_running = any(ended is None for _, ended, *_ in rows)
-    times = [Interval(start, now if ended is None else ended) for start, ended, *_ in rows]
-    runs = unite(times)
-    end = runs[-1].end
+    pod: PodName
+    owner: WorkloadOwner | None
+    runs: Sequence[Interval]  # when it held a GPU: sorted, without overlaps, and not empty
+    is_running: bool  # it holds a GPU now
+    charges: Sequence[Charge]
+    token_steps: Sequence[StepCharge]  # its charges in 5 minutes, if it has an LLM engine
+    gpus: Sequence[GpuHistory]  # that it held, with the conditions at the start and the end
+    load: FleetLoad  # what it did in the last seven days; without pods if it is not running
 
+    @property
+    def end(self) -> float:
+        return self.runs[-1].end
+
+
+def make_summary(record: RecordedPod, state: ClusterState) -> JobSummary:
+    namespace, pod = record.pod
     summary = JobSummary(
         simulated=state.simulated,
         namespace=namespace,
         pod=pod,
-        owner=WorkloadOwner(owner_kind, owner_name) if owner_name else None,
-        from_=started,
-        to=None if is_running else end,
-        duration_seconds=math.fsum(run.end - run.start for run in runs),
+        owner=record.owner,
+        from_=record.runs[0].start,
+        to=None if record.is_running else record.end,
+        duration_seconds=math.fsum(run.end - run.start for run in record.runs),
         currency=state.prices.currency,
-        slowest=find_slowest(state, (namespace, pod)),
+        slowest=find_slowest(state, record.pod),
     )
-    charges = _read_charges(db, summary, end)
-    _add_charges(summary, db, charges, end)
-    recorded = _add_pod_history(summary, db, end, state)
-    _add_checks(summary, [charge.account for charge in charges], recorded, state)
-    if is_running:
-        fleet = read_pod_load(db, namespace, pod, now, state)
-        for load in fleet.pods:
-            summary.hint = advise_pod(load, fleet.seconds)
+    _add_charges(summary, record)
+    activity = _add_pod_history(summary, record, state)
+    _add_checks(summary, record, activity, state)
+    for load in record.load.pods:
+        summary.hint = advise_pod(load, record.load.seconds)
 
     return summary
 
 
-def _read_charges(db: Connection, summary: JobSummary, end: float) -> list[Charge]:
-    charges = []
-    for charge in read_range(db, summary.from_, end):
-        if (charge.account.namespace, charge.account.pod) == (summary.namespace, summary.pod):
-            charges.append(charge)
-    return charges
-
-
-def _add_charges(
-    summary: JobSummary, db: Connection, charges: Sequence[Charge], end: float
-) -> None:
+def _add_charges(summary: JobSummary, record: RecordedPod) -> None:
     """Adds hours, cost, waiting time and tokens."""
+    charges = record.charges
     add_up(summary, charges, summary.currency)
     summary.mean_share_use = summary.mean_use
     waited = sum(charge.amounts.waited_seconds for charge in charges)
     summary.wait_seconds = round(waited, 1)
-
-    fit = None
-    if any(charge.amounts.token_seconds for charge in charges):
-        # Includes the 5 minutes in which the pod started.
-        first = floor_time(summary.from_, COARSE)
-        pod = (summary.namespace, summary.pod)
-        fit = fit_charges(read_token_steps(db, first, end, pod))
-
+    fit = fit_charges(record.token_steps)
     add_tokens(summary, charges, summary.currency, summary.duration_seconds, fit)
 
 
-class _Recorded(NamedTuple):
-    activity: Activity = Activity()  # unknown if the pod shared a GPU
-    uuids: frozenset[str] = frozenset()  # of the GPUs that the pod holds or held
-
-
-def _add_pod_history(
-    summary: JobSummary, db: Connection, end: float, state: ClusterState
-) -> _Recorded:
-    start = max(summary.from_, end - _LONGEST)
-    # Conditions that began or ended with the pod are included, too.
-    gpus = read_pod(db, summary.namespace, summary.pod, start - FINE, end + FINE)
-    history = make_pod_history(summary.namespace, summary.pod, gpus)
+def _add_pod_history(summary: JobSummary, record: RecordedPod, state: ClusterState) -> Activity:
+    """Returns the activity of its GPUs. It is unknown if the pod shared one of them."""
+    history = make_pod_history(*record.pod, record.gpus)
     if history is None:
-        return _Recorded()
+        return Activity()
 
-    _add_history(summary, history, end)
-    summary.shared = any(_is_shared(gpu.holders, summary) for gpu in gpus)
-    uuids = frozenset(device.uuid for device in history.devices)
+    _add_history(summary, history, record.end)
+    summary.shared = any(_is_shared(gpu.holders, summary) for gpu in record.gpus)
     if summary.shared:
-        return _Recorded(uuids=uuids)
-    return _Recorded(_add_activity(summary, history, state), uuids)
+        return Activity()
+    return _add_activity(summary, history, state)
 
 
 def _add_history(summary: JobSummary, history: PodHistory, end: float) -> None:
@@ -260,7 +223,7 @@ def _add_causes(summary: JobSummary, history: PodHistory, end: float) -> None:
     summary.wait_seconds = min(summary.wait_seconds, longest_wait)
     summary.throttled_seconds = throttled_seconds
     causes = [
-        # Waiting is known for the whole run, the conditions of GPUs for at most `_LONGEST`.
+        # Waiting is known for the whole run, the conditions of GPUs for at most eight days.
         measure_cause("waiting", summary.wait_seconds, longest_wait),
         measure_cause("throttling", throttled_seconds, held_seconds),
         measure_cause("failing", failed_seconds, held_seconds),
@@ -350,17 +313,15 @@ def _add_activity(summary: JobSummary, history: PodHistory, state: ClusterState)
 
 
 def _add_checks(
-    summary: JobSummary,
-    accounts: Sequence[UsageAccount],
-    recorded: _Recorded,
-    state: ClusterState,
+    summary: JobSummary, record: RecordedPod, activity: Activity, state: ClusterState
 ) -> None:
+    recorded_uuids = {gpu.uuid for gpu in record.gpus}
     devices = []
     nodes = []
     for node in state.nodes:
         own = [part for part in node.held if _is_of(part.holder, summary)]
         devices += [(node, part) for part in own]
-        has_recorded = any(gpu.uuid in recorded.uuids for gpu in node.gpus)
+        has_recorded = any(gpu.uuid in recorded_uuids for gpu in node.gpus)
         if own or has_recorded:
             nodes.append(node)
     is_sharing_now = any(_has_others(part.device, summary) for _, part in devices)
@@ -374,14 +335,14 @@ def _add_checks(
 
     facts = SlowFacts(
         causes=summary.causes,
-        is_running=summary.to is None,
+        is_running=record.is_running,
         is_shared=summary.shared or is_sharing_now,
         use=use,
         wait_seconds=summary.wait_seconds,
         throttled_seconds=summary.throttled_seconds,
-        activity=recorded.activity,
+        activity=activity,
         slowest=summary.slowest,
-        accounts=accounts,
+        accounts=[charge.account for charge in record.charges],
         devices=devices,
         nodes=nodes,
         gpus=summary.gpus,

@@ -1,4 +1,4 @@
-"""Builds the state of a past time from SQLite.
+"""Builds the state of a past time from its records.
 
 What the history does not have, such as models, is that of now.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from podgpu.charge import HeldTime
-from podgpu.errors import Note, UsageError, utc_text
+from podgpu.errors import Note
 from podgpu.fleet.node_entry import NodeEntry
 from podgpu.fleet.parts import HeldPart
 from podgpu.fleet.readings import NodeReading
@@ -35,39 +34,10 @@ from podgpu.model import (
     WorkloadOwner,
     group_by,
 )
-from podgpu.past.schema import CONDITION, GPU_ITSELF, HOLDER, IDLE, fetch_value
 
 _NOTE = (
     "the history has no processes, waiting times, DCGM fields and reservations; pods that have"
     " ended count with equal shares; costs are computed with the current prices"
-)
-# Prefers 15 s samples. A sample is used for up to a minute, because single readings may be missing.
-_RECORD = """
-SELECT resolution, time FROM round WHERE time <= :at AND time > :at - max(resolution, 60)
-ORDER BY resolution, time DESC LIMIT 1"""
-_FIGURES = """
-SELECT gpu, account, utilization / 1e4, memory * 1048576, power * 100, temperature FROM sample
-WHERE resolution = :resolution AND time = :time"""
-_CONDITIONS = f"""
-SELECT gpu, name, started, message FROM span
-WHERE kind = '{CONDITION}' AND started <= :at AND (ended IS NULL OR ended > :at)
-ORDER BY started"""
-_IDLE_SPANS = f"""
-SELECT gpu, account, min(started) FROM span
-WHERE kind = '{IDLE}' AND started <= :at AND (ended IS NULL OR ended > :at)
-GROUP BY gpu, account"""
-# While a node does not answer, its pods keep their GPUs.
-# A correlated subquery would be slow (7 s for 500,000 spans).
-_HOLDERS = f"""
-SELECT gpu, account, methods, owner_kind, owner_name, namespace, pod, name, uid,
-    container_id, iif(user = '', job, ''), user, 'history'
-FROM span JOIN account ON account.id = account
-WHERE kind = '{HOLDER}' AND started <= :at AND (ended IS NULL OR ended > :at
-    OR (gpu, ended) IN (SELECT gpu, started FROM span
-    WHERE kind = '{CONDITION}' AND name = 'node_gone'
-    AND started <= :at AND (ended IS NULL OR ended > :at))) ORDER BY started"""
-_GPUS = (
-    "SELECT id, node, uuid, instance, gpu_index FROM gpu ORDER BY node, gpu_index, uuid, instance"
 )
 _UNKNOWN_STATE = NodeState(producer="podgpu")
 _UNKNOWN_NODE = NodeEntry(NodeReading("", _UNKNOWN_STATE), _UNKNOWN_STATE)
@@ -78,7 +48,7 @@ _MAX_SUM = 1.05
 _SAMPLES = "samples"
 
 
-class _Values(NamedTuple):
+class RecordedValues(NamedTuple):
     """Means of a device, or of one account on it."""
 
     utilization: float | None = None
@@ -87,10 +57,10 @@ class _Values(NamedTuple):
     temperature: float | None = None  # degrees Celsius
 
 
-_NO_VALUES = _Values()
+_NO_VALUES = RecordedValues()
 
 
-class _HolderRecord(NamedTuple):
+class HolderRecord(NamedTuple):
     account: int
     methods: str  # names of the methods that measured it, separated by spaces
     owner: WorkloadOwner | None
@@ -98,30 +68,28 @@ class _HolderRecord(NamedTuple):
 
 
 @dataclass(slots=True)
-class _DeviceRecord:
-    """The rows of one GPU or MIG instance."""
+class DeviceRecord:
+    """What is recorded of one GPU or MIG instance."""
 
     node: str
     uuid: str
     instance: str
     gpu_index: int | None
-    values: dict[int, _Values] = field(default_factory=dict)  # by account
+    values: RecordedValues | None = None  # of the device itself
+    account_values: dict[int, RecordedValues] = field(default_factory=dict)
     conditions: list[Condition] = field(default_factory=list)
-    holders: list[_HolderRecord] = field(default_factory=list)
+    holders: list[HolderRecord] = field(default_factory=list)
     idle_alarms: dict[int, float] = field(default_factory=dict)  # account -> start
 
     @property
-    def has_record(self) -> bool:
-        return bool(self.values or self.conditions or self.holders)
+    def has_reading(self) -> bool:
+        return bool(self.values or self.account_values or self.conditions)
 
 
-def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
-    """Returns the state at the Unix time `at`.
-
-    Raises UsageError if there is no record of this time.
-    """
-    resolution, time = _find_record(db, at)
-    devices = _read_devices(db, {"at": at, "resolution": resolution, "time": time})
+def make_past_state(
+    devices: Iterable[DeviceRecord], at: float, step_seconds: int, current: ClusterState
+) -> ClusterState:
+    """Returns the state at the Unix time `at`. `devices`: those that have a record of it."""
     devices_by_node = group_by(devices, lambda device: device.node)
     now = {node.name: node for node in current.nodes}
     nodes = []
@@ -133,7 +101,7 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
         current,
         taken_at=at,
         is_past=True,
-        step_seconds=resolution,
+        step_seconds=step_seconds,
         nodes=tuple(nodes),
         notes=(Note("past", _NOTE),),
         alerts=(),
@@ -141,61 +109,8 @@ def read_past(db: Connection, at: float, current: ClusterState) -> ClusterState:
     )
 
 
-def _find_record(db: Connection, at: float) -> tuple[int, int]:
-    """Returns the resolution and time of the record to read."""
-    record: tuple[int, int] | None = db.execute(_RECORD, {"at": at}).fetchone()
-    if record is not None:
-        return record
-
-    problem = f"there is no record of {utc_text(at)}"
-    later = fetch_value(db, "SELECT min(time) FROM round WHERE time > ?", at)
-    if later is None:
-        raise UsageError(problem)
-
-    problem += f"; the next record is of {utc_text(later)}"
-    raise UsageError(problem, next_record_at=later)
-
-
-def _read_devices(db: Connection, moment: Mapping[str, float]) -> list[_DeviceRecord]:
-    """Returns the devices that have a record of this moment, by node and index.
-
-    `moment`: its time `at`, and `time` and `resolution` of its samples.
-    """
-    devices: dict[int, _DeviceRecord] = {}
-    for gpu, *names in db.execute(_GPUS):
-        devices[gpu] = _DeviceRecord(*names)
-
-    for gpu, account, *values in db.execute(_FIGURES, moment):
-        device = devices[gpu]
-        device.values[account] = _Values(*values)
-
-    for gpu, name, since, text in db.execute(_CONDITIONS, moment):
-        condition = Condition(name, since, text=text)
-        devices[gpu].conditions.append(condition)
-
-    for gpu, account, started in db.execute(_IDLE_SPANS, moment):
-        device = devices[gpu]
-        device.idle_alarms[account] = started
-
-    for gpu, record in _read_holders(db, moment):
-        devices[gpu].holders.append(record)
-
-    return [device for device in devices.values() if device.has_record]
-
-
-def _read_holders(
-    db: Connection, moment: Mapping[str, float]
-) -> Iterator[tuple[int, _HolderRecord]]:
-    """Yields the id of a device, and a holder of it."""
-    for gpu, account, methods, kind, owner_name, *names in db.execute(_HOLDERS, moment):
-        owner = None
-        if owner_name:
-            owner = WorkloadOwner(kind, owner_name)
-        yield gpu, _HolderRecord(account, methods, owner, Holder(*names))
-
-
 def _make_node(
-    name: str, devices: Sequence[_DeviceRecord], at: float, now: NodeEntry, current: ClusterState
+    name: str, devices: Sequence[DeviceRecord], at: float, now: NodeEntry, current: ClusterState
 ) -> NodeEntry:
     """Builds one node of the past state. `now`: the same node in the current state."""
     gpus = _make_gpus(devices, now.state, current.settings.idle_after)
@@ -210,12 +125,12 @@ def _make_node(
     is_gone = gone_since is not None
     age = 0.0 if gone_since is None else at - gone_since
     read_at = at - age - current.clock_offset
-    has_values = any(device.values or device.conditions for device in devices)
+    has_reading = any(device.has_reading for device in devices)
     entry = NodeEntry(
         NodeReading("", state, read_at, labels=now.reading.labels),
         state,
         age_seconds=age,
-        stale=is_gone or not has_values,
+        stale=is_gone or not has_reading,
         gone=is_gone,
     )
 
@@ -225,7 +140,7 @@ def _make_node(
     return replace(entry, held=held)
 
 
-def _find_owners(devices: Iterable[_DeviceRecord]) -> dict[PodName, WorkloadOwner]:
+def _find_owners(devices: Iterable[DeviceRecord]) -> dict[PodName, WorkloadOwner]:
     owners = {}
     for device in devices:
         for record in device.holders:
@@ -247,7 +162,7 @@ def _estimate_underuse(part: HeldPart) -> HeldPart:
     return replace(part, spent=HeldTime(1.0, part.share, underused=underused))
 
 
-def _find_gone_since(devices: Sequence[_DeviceRecord], at: float) -> float | None:
+def _find_gone_since(devices: Sequence[DeviceRecord], at: float) -> float | None:
     """Returns the time when the node stopped answering. None if it answered at the time `at`."""
     for device in devices:
         for condition in device.conditions:
@@ -257,7 +172,7 @@ def _find_gone_since(devices: Sequence[_DeviceRecord], at: float) -> float | Non
 
 
 def _make_gpus(
-    devices: Sequence[_DeviceRecord], now: NodeState, idle_after: float | None
+    devices: Sequence[DeviceRecord], now: NodeState, idle_after: float | None
 ) -> Iterator[DeviceState]:
     """`now`: the same node in the current state."""
     current_gpus = {gpu.uuid: gpu for gpu in now.devices}
@@ -267,7 +182,7 @@ def _make_gpus(
 
 
 def _make_gpu(
-    devices: Sequence[_DeviceRecord], now: DeviceState, idle_after: float | None
+    devices: Sequence[DeviceRecord], now: DeviceState, idle_after: float | None
 ) -> DeviceState:
     """Builds a GPU of its own rows and those of its MIG instances.
 
@@ -289,7 +204,7 @@ def _make_gpu(
             )
             instances.append(instance)
         else:
-            values = device.values.get(GPU_ITSELF, _NO_VALUES)
+            values = device.values or _NO_VALUES
             gpu = replace(
                 gpu,
                 hidden=False,
@@ -306,10 +221,10 @@ def _make_gpu(
 
 
 def _make_common_fields(
-    device: _DeviceRecord, now: GpuOrInstance, idle_after: float | None
+    device: DeviceRecord, now: GpuOrInstance, idle_after: float | None
 ) -> dict[str, Any]:
     """Returns the fields that a GPU and a MIG instance have in common."""
-    values = device.values.get(GPU_ITSELF, _NO_VALUES)
+    values = device.values or _NO_VALUES
     method = _find_method(device)
     return {
         "utilization_ratio": values.utilization,
@@ -320,12 +235,12 @@ def _make_common_fields(
     }
 
 
-def _find_method(device: _DeviceRecord) -> str:
+def _find_method(device: DeviceRecord) -> str:
     """Returns the method that measured the holders, as far as their figures depend on it."""
     method = ""
     for record in device.holders:
         methods = record.methods.split()
-        holder_values = device.values.get(record.account)
+        holder_values = device.account_values.get(record.account)
         # Clients that share an MPS server have values, but no utilisation.
         has_no_use = holder_values is not None and holder_values.utilization is None
         if "mps" in methods and has_no_use:
@@ -337,7 +252,7 @@ def _find_method(device: _DeviceRecord) -> str:
 
 
 def _make_holders(
-    device: _DeviceRecord, current: Sequence[Holder], idle_after: float | None
+    device: DeviceRecord, current: Sequence[Holder], idle_after: float | None
 ) -> Iterator[Holder]:
     values_of = _select_own_values(device)
     current_by_key = {holder.key: holder for holder in current}
@@ -355,7 +270,7 @@ def _make_holders(
         yield replace(holder, share_ratio=same_now.share_ratio, user=same_now.user, usage=usage)
 
 
-def _select_own_values(device: _DeviceRecord) -> dict[int, _Values]:
+def _select_own_values(device: DeviceRecord) -> dict[int, RecordedValues]:
     """Returns the values of each account with one holder.
 
     The containers of a pod have only a common sum. On a shared GPU, omits copies of the GPU's
@@ -365,13 +280,13 @@ def _select_own_values(device: _DeviceRecord) -> dict[int, _Values]:
     is_shared = len(number_of_holders) > 1
     own_values = {}
     for account in number_of_holders:
-        values = device.values.get(account, _NO_VALUES)
+        values = device.account_values.get(account, _NO_VALUES)
         is_copy = values.power is not None or values.temperature is not None
         if not (is_shared and is_copy):
             own_values[account] = values
 
     if is_shared:
-        gpu = device.values.get(GPU_ITSELF, _NO_VALUES)
+        gpu = device.values or _NO_VALUES
         utilizations = [values.utilization for values in own_values.values()]
         memory = [values.memory for values in own_values.values()]
         if _exceed(utilizations, gpu.utilization) or _exceed(memory, gpu.memory):

@@ -10,7 +10,7 @@ from podgpu.errors import PodgpuError
 from podgpu.fleet.saved_gpus import NO_SAVINGS, SavedGpus, SavingsFigures
 from podgpu.known import divide_known
 from podgpu.past.interface import Past
-from podgpu.past.savings import Advice, SavingsAnswer, SavingsQuery
+from podgpu.past.savings.savings import Advice, SavingsAnswer, SavingsQuery
 from podgpu.watch import Watch
 
 _SECONDS = 900.0  # a week changes slowly

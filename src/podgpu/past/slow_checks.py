@@ -21,7 +21,7 @@ from podgpu.fleet.setup import OWNERS_HINT
 from podgpu.fleet.state import ClusterState
 from podgpu.known import select_known
 from podgpu.metrics.usage_methods import BY_SWITCHES, IMPROVEMENTS, MPS
-from podgpu.past.schema import DAY, HOUR
+from podgpu.past.time_steps import DAY, HOUR
 from podgpu.past.verdict import LEAST_RATIO, LEAST_USE, Activity, Cause, CauseName
 
 CheckName = CauseName | Literal["low_use", "slow_gpu"]

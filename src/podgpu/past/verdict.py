@@ -41,11 +41,6 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
     brief: bool = False  # long, but only a small share of the time
 
 
-class Interval(NamedTuple):
-    start: float
-    end: float
-
-
 class Activity(NamedTuple):
     """Current means of a pod's GPUs. Unknown values are None."""
 
@@ -54,30 +49,6 @@ class Activity(NamedTuple):
     dram: float | None = None
     pcie: float | None = None  # bytes per second
     nvlink: float | None = None
-
-
-def unite(intervals: Iterable[Interval]) -> list[Interval]:
-    """Returns the union, sorted and without overlaps."""
-    united: list[Interval] = []
-    for start, end in sorted(intervals):
-        if united and start <= united[-1].end:
-            last = united.pop()
-            united.append(Interval(last.start, max(last.end, end)))
-        else:
-            united.append(Interval(start, end))
-    return united
-
-
-def measure_common(first: Iterable[Interval], second: Iterable[Interval]) -> float:
-    """Returns the seconds in both unions."""
-    seconds = 0.0
-    others = unite(second)
-    for interval in unite(first):
-        for other in others:
-            start = max(interval.start, other.start)
-            end = min(interval.end, other.end)
-            seconds += max(0.0, end - start)
-    return seconds
 
 
 def measure_cause(name: CauseName, seconds: float, held_seconds: float) -> Cause:

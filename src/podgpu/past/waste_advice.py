@@ -1,14 +1,14 @@
 """Says what to do about the waste of a row of a bill, for `/api/v1/waste` and `podgpu waste`.
 
-The measured savings (`past/advice.py`) need a day of history, and leave out what is doubtful. This
+The measured savings (`past/savings/`) need a day of history, and leave out what is doubtful. This
 is only a hint what to look at, from the figures of the row.
 """
 
 from __future__ import annotations
 
 from podgpu.charge import Waste
-from podgpu.past.bill import RangeRow
-from podgpu.past.schema import HOUR
+from podgpu.past.bills.bill import RangeRow
+from podgpu.past.time_steps import HOUR
 from podgpu.past.verdict import GOOD_USE
 
 _LEAST_RATIO = 0.1  # of the allocated hours; less is normal

@@ -25,8 +25,8 @@ from podgpu.metrics.parse import BadExposition
 from podgpu.model import NodeState, PodName, Workload, has_readings, list_pod_names
 from podgpu.node.agent.agent import Agent
 from podgpu.node.gpu.remote_exporter import UrlExposition
+from podgpu.past.gpu_history import utilization_byte
 from podgpu.past.job import JobSummary
-from podgpu.past.sqlite import utilization_byte
 from podgpu.top.lines import Line, Processes, SlotOfView, flatten, make_lines
 from podgpu.view_address import UrlAddress, ViewAddress
 

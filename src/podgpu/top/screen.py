@@ -16,8 +16,8 @@ from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import ConditionView, FieldView, GpuDetails, HolderView, InstanceView
 from podgpu.model import Workload
 from podgpu.money import write_money
+from podgpu.past.gpu_history import NO_DATA
 from podgpu.past.job import JobSummary
-from podgpu.past.sqlite import NO_DATA
 from podgpu.top.feed import FetchedDetails, Seen
 from podgpu.top.lines import (
     Line,

@@ -14,7 +14,7 @@ from podgpu.fleet.settings import duration_text
 from podgpu.fleet.view import ConditionView
 from podgpu.model import Workload
 from podgpu.money import write_decimal, write_money
-from podgpu.past.sqlite import FULL, NO_DATA
+from podgpu.past.gpu_history import FULL, NO_DATA
 from podgpu.top.feed import Sparklines
 from podgpu.top.lines import Kind, Line, Order, flatten, name_of
 

@@ -22,9 +22,9 @@ from podgpu.model import has_readings
 from podgpu.node.agent.agent import Agent
 from podgpu.node.agent.health import RECURRING_SECONDS, PastFailure
 from podgpu.node.agent.publish import Published
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.record import make_gpu_samples
-from podgpu.past.recorder import HistoryRecorder
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.record import make_gpu_samples
+from podgpu.past.books.recorder import HistoryRecorder
 from podgpu.web.app import make_application
 from podgpu.web.lifecycle import forget_on_node, forget_route, release_route
 from podgpu.web.page_routes import page_routes

@@ -28,13 +28,13 @@ from podgpu.fleet.state import ClusterState
 from podgpu.fleet.view import GpuResponse, View, make_gpu_answer, make_pod
 from podgpu.metrics.encode import Body, etag_of
 from podgpu.model import PodName
-from podgpu.past.bill import Order, RangeQuery, parse_range_query
-from podgpu.past.costs import parse_costs_query, widest_range
+from podgpu.past.bills.bill import Order, RangeQuery, parse_range_query
+from podgpu.past.bills.costs import parse_costs_query, widest_range
+from podgpu.past.bills.focus import encode_csv, split_days
 from podgpu.past.events import parse_events_query
-from podgpu.past.focus import encode_csv, split_days
 from podgpu.past.interface import Past
-from podgpu.past.savings import encode_savings_csv, parse_savings_query
-from podgpu.past.sqlite import parse_range, parse_time
+from podgpu.past.queries import parse_range, parse_time
+from podgpu.past.savings.savings import encode_savings_csv, parse_savings_query
 from podgpu.past.waste_advice import advise_row
 from podgpu.pending.queue import QueueSnapshot, make_queue, parse_queue_query
 from podgpu.web.access import Viewer, viewer_of

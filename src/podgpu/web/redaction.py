@@ -28,8 +28,8 @@ from podgpu.known import add_known
 from podgpu.metrics.conditions import names_workload
 from podgpu.model import Workload, group_by
 from podgpu.past.events import Event, EventsAnswer
-from podgpu.past.schema import IDLE
-from podgpu.past.sqlite import DeviceHistory, GpuHistory, HolderSpan, Mark, PodHistory
+from podgpu.past.gpu_history import DeviceHistory, GpuHistory, HolderSpan, Mark, PodHistory
+from podgpu.past.spans import IDLE
 
 Visible = Collection[str]
 """Namespaces that the user may see. Work outside Kubernetes has no namespace and is hidden."""

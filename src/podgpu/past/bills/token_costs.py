@@ -16,7 +16,7 @@ import msgspec
 
 from podgpu.charge import Amounts, Charge, scale_bill, sum_charges
 from podgpu.model import group_by
-from podgpu.past.token_fit import NoFit, TokenFit
+from podgpu.past.bills.token_fit import NoFit, TokenFit
 
 _DIGITS = 4
 _MILLION = 1e6

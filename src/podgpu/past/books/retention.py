@@ -6,7 +6,8 @@ import logging
 import sqlite3
 from typing import NamedTuple
 
-from podgpu.past.schema import COARSE, DAY, FINE, HOUR, ceil_time, fetch_value, floor_time
+from podgpu.past.books.schema import fetch_value
+from podgpu.past.time_steps import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
 
 _MIN_SHARE = 1000  # accounts that a node may have in a full file
 _MAX_TIMES_OTHERS = 10  # a node may have this many times the accounts of the others' mean

@@ -20,20 +20,17 @@ from podgpu.fleet.settings import duration_text
 from podgpu.known import round_known, select_known, sum_all
 from podgpu.metrics.mig import list_mig_sizes
 from podgpu.model import group_by
-from podgpu.past.mixes import (
-    FULL,
+from podgpu.past.busy_steps import FULL, UNKNOWN, read_steps, write_steps
+from podgpu.past.savings.mixes import (
     LEAST_KNOWN,
-    UNKNOWN,
     Candidate,
     Mix,
     Shared,
     find_mixes,
     find_worst,
     predict_mix,
-    read_steps,
-    write_steps,
 )
-from podgpu.past.savings import (
+from podgpu.past.savings.savings import (
     ALL_READ,
     KINDS,
     MONTH_HOURS,
@@ -56,8 +53,8 @@ from podgpu.past.savings import (
     SharedPodLoad,
     UnreadPods,
 )
-from podgpu.past.schema import COARSE, HOUR
-from podgpu.past.slowdown import MAX_BUSY
+from podgpu.past.savings.slowdown import MAX_BUSY
+from podgpu.past.time_steps import COARSE, HOUR
 
 COMPUTE_HEADROOM = 0.2
 MEMORY_HEADROOM = 0.1

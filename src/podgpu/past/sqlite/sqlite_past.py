@@ -9,30 +9,30 @@ from sqlite3 import Connection
 from podgpu.fleet.read.pages import GpuQuery
 from podgpu.fleet.round import PublishedState
 from podgpu.fleet.state import ClusterState
-from podgpu.past.advice import make_savings
-from podgpu.past.bill import RangeAnswer, RangeQuery, read_range_answer
-from podgpu.past.costs import CostsAnswer, CostsQuery, read_costs_answer
-from podgpu.past.events import EventQuery, EventsAnswer, read_events
-from podgpu.past.interface import Past
-from podgpu.past.job import JobSummary, read_summary
-from podgpu.past.loads import read_fleet_load
-from podgpu.past.moment import read_past
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.savings import SavingsAnswer, SavingsQuery
-from podgpu.past.schema import COARSE, FINE, floor_time
-from podgpu.past.sqlite import (
+from podgpu.past.bills.bill import RangeAnswer, RangeQuery
+from podgpu.past.bills.costs import CostsAnswer, CostsQuery
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.events import EventQuery, EventsAnswer
+from podgpu.past.gpu_history import (
     JSON,
     GpuHistory,
     JobHistory,
     PodHistory,
     make_pod_history,
-    read_gpu,
-    read_job,
-    read_pod,
-    read_utilization,
     sparkline_times,
     sparklines_json,
 )
+from podgpu.past.interface import Past
+from podgpu.past.job import JobSummary
+from podgpu.past.savings.advice import make_savings
+from podgpu.past.savings.savings import SavingsAnswer, SavingsQuery
+from podgpu.past.sqlite.sqlite_bills import read_costs_answer, read_range_answer
+from podgpu.past.sqlite.sqlite_events import read_events
+from podgpu.past.sqlite.sqlite_job import read_summary
+from podgpu.past.sqlite.sqlite_loads import read_fleet_load
+from podgpu.past.sqlite.sqlite_moment import read_past
+from podgpu.past.sqlite.sqlite_series import read_gpu, read_job, read_pod, read_utilization
+from podgpu.past.time_steps import COARSE, FINE, floor_time
 
 _MAX_SAVINGS = 16  # answers that are kept until the next step of 5 minutes
 

@@ -12,20 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from podgpu.charge import AMOUNTS, UsageAccount
+from podgpu.past.spans import CONDITION, HOLDER, IDLE
+from podgpu.past.time_steps import COARSE, DAY, HOUR
 
 SCHEMA_VERSION = 5
-FINE = 15  # resolutions in seconds
-COARSE = 300
-HOUR = 3600
-DAY = 86_400  # days are UTC days
 # Instead of a resolution: usage of 5 minutes that is not yet added to the coarser rows, and usage
 # whose time may still move, because the clock jumped.
 OPEN = 1
 UNSETTLED = 2
 GPU_ITSELF = 0  # the `account` of rows about the GPU itself
-HOLDER = "holder"  # kinds of spans
-CONDITION = "condition"
-IDLE = "idle"
 
 _log = logging.getLogger(__name__)
 _COPY_SUFFIX = ".schema4"
@@ -169,14 +164,6 @@ INSERT INTO kept SELECT resolution, min(time) FROM usage GROUP BY resolution;
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 )
-
-
-def floor_time(time: float, step: int) -> int:
-    return int(time // step) * step
-
-
-def ceil_time(time: float, step: int) -> int:
-    return -int(-time // step) * step
 
 
 def split_account(row: Sequence[Any]) -> tuple[UsageAccount, Sequence[Any]]:

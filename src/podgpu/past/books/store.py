@@ -19,35 +19,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from podgpu.charge import UNALLOCATED, Amounts, Figures, UsageAccount
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.history_file import HistoryFile
-from podgpu.past.load_steps import (
-    LoadSteps,
-    PastLoad,
-    write_past_loads,
-    write_steps_of,
-)
-from podgpu.past.retention import IN_MEMORY, Deletion, Retention, keep_again
-from podgpu.past.schema import (
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.history_file import HistoryFile
+from podgpu.past.books.load_steps import LoadSteps, PastLoad, write_past_loads, write_steps_of
+from podgpu.past.books.retention import IN_MEMORY, Deletion, Retention, keep_again
+from podgpu.past.books.schema import (
     ACCOUNT_COLUMNS,
     AMOUNT_COLUMNS,
-    COARSE,
-    CONDITION,
-    DAY,
-    FINE,
     GPU_ITSELF,
-    HOLDER,
-    HOUR,
-    IDLE,
     INTO_USAGE,
     OPEN,
     SUMS,
     UNSETTLED,
     USAGE_COLUMNS,
     fetch_value,
-    floor_time,
     split_account,
 )
+from podgpu.past.spans import CONDITION, HOLDER, IDLE
+from podgpu.past.time_steps import COARSE, DAY, FINE, HOUR, floor_time
 
 MAX_BYTES = 2 * 1024**3  # 8,000 GPUs with one pod each need 1.6 GB
 MAX_NEW_ACCOUNTS = 2000  # per node and hour; further workloads of the node share one account

@@ -14,7 +14,7 @@ from typing import Any
 
 from podgpu.charge import AMOUNTS, Waste
 from podgpu.errors import UsageError, utc_text
-from podgpu.past.bill import (
+from podgpu.past.bills.bill import (
     RangeAnswer,
     RangeFigures,
     RangeQuery,
@@ -23,9 +23,9 @@ from podgpu.past.bill import (
     describe_owner,
     describe_row,
 )
-from podgpu.past.costs import month_start
-from podgpu.past.schema import COARSE, DAY, floor_time
-from podgpu.past.token_costs import TokenFigures
+from podgpu.past.bills.costs import month_start
+from podgpu.past.bills.token_costs import TokenFigures
+from podgpu.past.time_steps import COARSE, DAY, floor_time
 
 _MAX_DAYS = 366  # each day is a query
 _ISSUER = "podgpu"

@@ -59,30 +59,30 @@ from podgpu.model import (
     WorkloadOwner,
     group_by,
 )
-from podgpu.past.bill import (
+from podgpu.past.bills.bill import (
     CurrentRows,
     RangeAnswer,
     RangeQuery,
+    StepCharge,
     group_now,
     make_range,
     name_row,
 )
-from podgpu.past.costs import (
+from podgpu.past.bills.costs import (
     CostsAnswer,
     CostsQuery,
     CostStep,
     first_forecast_day,
     make_costs,
 )
-from podgpu.past.prometheus_tokens import (
+from podgpu.past.prometheus.prometheus_tokens import (
     ClusterPod,
     PodTokens,
     read_tokens,
     token_queries,
     token_step_queries,
 )
-from podgpu.past.schema import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
-from podgpu.past.sqlite_charges import StepCharge
+from podgpu.past.time_steps import COARSE, DAY, FINE, HOUR, ceil_time, floor_time
 
 _TIMEOUT = 60.0
 _MAX_STEPS = 2880  # maximum number of times at which GPUs are counted

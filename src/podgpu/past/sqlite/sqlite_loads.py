@@ -1,4 +1,4 @@
-"""Reads what each pod did in every 5 minutes from SQLite, for savings (`past/advice.py`)."""
+"""Reads what each pod did in every 5 minutes from SQLite, for savings (`advice.py`)."""
 
 from __future__ import annotations
 
@@ -6,31 +6,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
-from typing import NamedTuple
 
-from podgpu.charge import UsageAccount
-from podgpu.fleet.hold import find_unheld
-from podgpu.fleet.node_entry import NodeEntry
-from podgpu.fleet.parts import HeldPart, device_price, is_blind
 from podgpu.fleet.state import ClusterState
-from podgpu.known import round_known, sum_all
+from podgpu.known import round_known
 from podgpu.metrics.usage_methods import BY_SWITCHES
-from podgpu.model import MIB, group_by
-from podgpu.past.bill import account_of
-from podgpu.past.load_steps import HOUR_BYTES, UNKNOWN_HOUR
-from podgpu.past.mixes import STEP_BYTES, UNKNOWN
-from podgpu.past.savings import (
-    FleetLoad,
-    NodeRoom,
-    PodLoad,
-    SavingsQuery,
-    SharedLoad,
-    SharedPodLoad,
-)
-from podgpu.past.schema import COARSE, DAY, HOLDER, HOUR, OPEN, ceil_time, floor_time
-from podgpu.past.sqlite_charges import read_charges, read_usage_start
+from podgpu.model import MIB
+from podgpu.past.accounts import account_of
+from podgpu.past.books.schema import OPEN
+from podgpu.past.busy_steps import HOUR_BYTES, STEP_BYTES, UNKNOWN_STEP
+from podgpu.past.savings.held_pods import AccountKey, collect_held, list_rooms
+from podgpu.past.savings.savings import FleetLoad, SavingsQuery, SharedLoad, SharedPodLoad
+from podgpu.past.spans import HOLDER
+from podgpu.past.sqlite.sqlite_charges import read_charges, read_usage_start
+from podgpu.past.time_steps import COARSE, DAY, HOUR, ceil_time, floor_time
 
-_UNKNOWN_STEP = UNKNOWN.to_bytes(STEP_BYTES, "little")
 _ACCOUNTS = "SELECT id, namespace, pod, job, uid, container_id FROM account"
 _LOADS = "SELECT time, account, busy, memory FROM load WHERE time >= ? AND time < ?"
 _LOADS_OF_ONE = f"""
@@ -54,9 +43,6 @@ SELECT ifnull(sum(waited), 0) FROM (
     WHERE resolution = {OPEN} AND time >= :start AND time < :end AND account = :account)"""
 # Older hours were added up to days, such as those before the last 25 hours if nothing is on disk.
 _HOURS_SINCE = f"SELECT ifnull(max(since), 0) FROM kept WHERE resolution = {HOUR}"
-
-AccountKey = tuple[str, ...]
-PodKey = tuple[str, AccountKey]  # cluster and account
 
 
 @dataclass(slots=True)
@@ -154,7 +140,7 @@ def _add_steps(fleet: FleetLoad, histories: Mapping[AccountKey, _History]) -> No
     for pod in fleet.pods:
         history = histories.get(pod.account.key)
         if history is None:
-            pod.steps = _UNKNOWN_STEP * count
+            pod.steps = UNKNOWN_STEP * count
             continue
 
         pod.steps = bytes(history.steps[before:after])
@@ -175,7 +161,7 @@ def _find_start(db: Connection) -> int | None:
 def _count_unknown(steps: bytes) -> int:
     """Returns the number of unknown steps at the start."""
     count = 0
-    while steps.startswith(_UNKNOWN_STEP, count * STEP_BYTES):
+    while steps.startswith(UNKNOWN_STEP, count * STEP_BYTES):
         count += 1
     return count
 
@@ -186,7 +172,7 @@ def _read_histories(
     """`account_id`: of the only account to read. None: reads all."""
     first = floor_time(fleet.start, HOUR)
     last = ceil_time(fleet.end, HOUR)
-    blank = UNKNOWN_HOUR * ((last - first) // HOUR)
+    blank = UNKNOWN_STEP * ((last - first) // COARSE)
     rows = db.execute(_LOADS, (first, last))
     if account_id is not None:
         rows = db.execute(_LOADS_OF_ONE, (first, last, account_id))
@@ -210,132 +196,6 @@ def _read_histories(
             history.mib = max(history.mib, mib)
 
     return {ids[account]: history for account, history in histories.items() if account in ids}
-
-
-class HeldPod(NamedTuple):
-    """A pod that holds GPUs now. The steps of `load` are not read yet."""
-
-    load: PodLoad
-    parts: list[HeldPart]
-
-
-def collect_held(state: ClusterState) -> dict[PodKey, HeldPod]:
-    """Returns all pods and jobs that hold a GPU now, except those of nodes that do not answer."""
-    parts: dict[PodKey, list[tuple[NodeEntry, HeldPart]]] = defaultdict(list)
-    for node in state.nodes:
-        if node.gone:
-            continue
-        for part in node.held:
-            # Only a holder that is identified can be a pod or job.
-            if part.holder.key:
-                key = part.cluster, account_of(part).key
-                parts[key].append((node, part))
-
-    pods = {}
-    job_gpus: dict[tuple[str, ...], float] = defaultdict(float)
-    for (cluster, account), own in parts.items():
-        load = _make_load(cluster, own, state)
-        job_gpus[_job_of(load)] += load.gpus
-        pods[cluster, account] = HeldPod(load, [part for _, part in own])
-
-    for held in pods.values():
-        held.load.job_gpus = job_gpus[_job_of(held.load)]
-
-    return pods
-
-
-def _job_of(load: PodLoad) -> tuple[str, ...]:
-    """Returns the key of the owner. Without one, a pod is a job of its own."""
-    account = load.account
-    if account.owner_name:
-        return load.cluster, account.namespace, account.owner_kind, account.owner_name
-    return load.cluster, *account.key
-
-
-def _make_load(
-    cluster: str, own: Sequence[tuple[NodeEntry, HeldPart]], state: ClusterState
-) -> PodLoad:
-    devices: set[tuple[str, str]] = set()
-    models = set()
-    sizes = []
-    costs = []
-    is_whole = True
-    for node, part in own:
-        devices.add((node.name, part.device_key))
-        models.add(part.gpu.model)
-        sizes.append(part.gpu.memory_total_bytes)
-        costs.append(part.cost_per_hour)
-        if not _is_whole(part):
-            is_whole = False
-
-    # Of GPUs of different sizes, the smallest limits the pod. Unknown if one of them is.
-    smallest = min(size or 0 for size in sizes)
-    gpu_bytes = float(smallest) if smallest else None
-
-    first_node, first_part = own[0]
-    load = PodLoad(
-        account_of(first_part),
-        steps=b"",
-        cluster=cluster,
-        node=first_node.name,
-        model=first_part.gpu.model,
-        devices=len(devices),
-        gpus=sum(part.gpu_fraction for _, part in own),
-        is_whole=is_whole,
-        gpu_bytes=gpu_bytes,
-        price=sum_all(costs),
-    )
-    load.problem = _find_problem(load.account, state)
-    is_model_known = len(models) == 1 and "" not in models
-    if not load.problem and not is_model_known:
-        load.problem = "model"
-
-    return load
-
-
-def _find_problem(account: UsageAccount, state: ClusterState) -> str:
-    """Returns the reason why savings must leave out a pod. Empty if there is none."""
-    if account.namespace in state.settings.savings_skip_namespaces:
-        return "namespace"
-    if (account.namespace, account.pod) in state.kept_pods:
-        return "annotation"
-    return ""
-
-
-def _is_whole(part: HeldPart) -> bool:
-    """Returns whether the part is a GPU that no other pod shares."""
-    if part.instance is not None or part.gpu.instances:
-        return False
-    pods = {(holder.pod_name, holder.job_or_user) for holder in part.device.holders}
-    return part.share >= 1 and len(pods) <= 1
-
-
-def list_rooms(state: ClusterState, pods: Sequence[PodLoad]) -> Iterator[NodeRoom]:
-    """Yields the whole GPUs of each node and model, with the pods that hold them."""
-    pods_by_place = group_by(pods, lambda pod: (pod.cluster, pod.node, pod.model))
-    for node in state.nodes:
-        if node.gone or node.stale or node.silent is not None:
-            continue
-
-        held = node.held_by_device()
-        cluster = node.reading.cluster
-        whole = []
-        for gpu in node.gpus:
-            if not gpu.instances and not is_blind(gpu):
-                whole.append(gpu)
-
-        models = group_by(whole, lambda gpu: gpu.model)
-        for model, gpus in models.items():
-            free = 0
-            for gpu in gpus:
-                unallocated = find_unheld(node, gpu, held).unallocated
-                if (unallocated.gpus.unallocated or 0.0) >= 1:
-                    free += 1
-
-            price = device_price(node.prices, gpus[0], instance=None, size=1.0)
-            own = pods_by_place.get((cluster, node.name, model), [])
-            total = len(gpus)
-            yield NodeRoom(cluster, node.name, model, total, free, own, price)
 
 
 def _add_costs(db: Connection, fleet: FleetLoad, now: float) -> None:

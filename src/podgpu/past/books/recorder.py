@@ -13,12 +13,13 @@ from typing import NamedTuple, TypeVar
 
 from podgpu.clock import Clock
 from podgpu.errors import Note, SourceError, StartError, UsageError
-from podgpu.past.book_clock import STABLE_SECONDS, BookClock, BookTime
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.history_file import HistoryError
-from podgpu.past.load_steps import PastLoad
-from podgpu.past.schema import CONDITION, FINE
-from podgpu.past.store import HistoryStore
+from podgpu.past.books.book_clock import STABLE_SECONDS, BookClock, BookTime
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.books.history_file import HistoryError
+from podgpu.past.books.load_steps import PastLoad
+from podgpu.past.books.store import HistoryStore
+from podgpu.past.spans import CONDITION
+from podgpu.past.time_steps import FINE
 
 FILE_NAME = "history.db"
 _OLD_FILES = ("*.history", "waste.json")  # of podgpu 0.1 and 0.2

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from podgpu.errors import PodgpuError
-from podgpu.past.schema import SCHEMA, SCHEMA_VERSION, add_columns, fetch_value, migrate
+from podgpu.past.books.schema import SCHEMA, SCHEMA_VERSION, add_columns, fetch_value, migrate
 
 _SETTINGS = (
     "journal_mode = WAL",

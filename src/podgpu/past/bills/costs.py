@@ -1,6 +1,6 @@
 """Computes cost over time: sums per hour or UTC day, the period before, and a forecast.
 
-Charges and sums are those of `/api/v1/range` (`past/bill.py`).
+Charges and sums are those of `/api/v1/range` (`past/bills/bill.py`).
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import fsum
-from sqlite3 import Connection
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from podgpu.charge import Charge, scale_bill
-from podgpu.errors import UsageError, utc_text
+from podgpu.errors import UsageError
 from podgpu.fleet.budgets import BudgetUse
 from podgpu.fleet.prices import Prices
-from podgpu.fleet.state import ClusterState
 from podgpu.known import select_known
 from podgpu.model import group_by
-from podgpu.past.bill import (
+from podgpu.past.bills.bill import (
     PeriodAnswer,
     RangeFigures,
     RangeQuery,
@@ -30,13 +28,11 @@ from podgpu.past.bill import (
     RowName,
     add_up,
     describe_row,
-    group_accounts,
     make_range,
     name_row,
     parse_range_query,
 )
-from podgpu.past.schema import DAY, HOUR, OPEN, UNSETTLED, ceil_time, fetch_value, floor_time
-from podgpu.past.sqlite_charges import read_steps
+from podgpu.past.time_steps import DAY, HOUR, ceil_time, floor_time
 
 MAX_STEPS = 400  # bounds the answer, and the points of a query to Prometheus
 MOST_ROWS = 8  # a stacked chart with more colours is not readable
@@ -44,7 +40,6 @@ MONTH = "month"
 _STEPS = {"hour": HOUR, "day": DAY}
 _MEAN_DAYS = 7  # a week, so that weekends count
 _DIGITS = 4
-_HOURS_OF_DAY = 24
 _OTHERS: RowName = (("others", True),)
 
 
@@ -454,56 +449,3 @@ def _forecast(days: Sequence[CostStep], now: float, currency: str) -> Forecast |
         days=len(known_costs),
         next_month=round(next_month, _DIGITS),
     )
-
-
-# The history in SQLite
-
-_FULL_DAYS = f"""
-SELECT hour / {DAY} * {DAY} AS day FROM (
-    SELECT time AS hour FROM period WHERE resolution = {HOUR} UNION
-    SELECT time / {HOUR} * {HOUR} FROM usage WHERE resolution IN ({OPEN}, {UNSETTLED}))
-GROUP BY day HAVING count(*) = {_HOURS_OF_DAY}"""
-
-
-def read_costs_answer(
-    db: Connection, query: CostsQuery, now: float, state: ClusterState
-) -> CostsAnswer:
-    requested_start = query.windows(now).start
-    hours_kept_since = fetch_value(db, "SELECT since FROM kept WHERE resolution = ?", HOUR)
-    if query.step == HOUR and hours_kept_since is not None:
-        query = query._replace(kept_since=hours_kept_since)
-
-    windows = query.windows(now)
-    first = max(query.first_step(now), query.kept_since)
-    steps = _read_steps(db, query.range, query.step, first, windows.recorded_until, now)
-    days: list[CostStep] = []
-    if query.has_forecast and query.step == DAY:
-        days = steps
-    elif query.has_forecast:
-        first_day = first_forecast_day(now)
-        days = _read_steps(db, query.range, DAY, first_day, now, now)
-
-    answer = make_costs(query, now, state.prices, steps, days)
-    answer.budgets = select_budgets(state.budgets, query.range)
-    answer.add_record(db, state, windows.start, now)
-    if requested_start < windows.start:
-        kept_since = utc_text(query.kept_since)
-        answer.notes.insert(0, f"hours before {kept_since} are not kept: use days")
-
-    return answer
-
-
-def _read_steps(
-    db: Connection, query: RangeQuery, step: int, start: int, end: float, now: float
-) -> list[CostStep]:
-    charges_by_step = read_steps(db, start, end, now, step, group_accounts(query))
-    full_days = {day for (day,) in db.execute(_FULL_DAYS)}
-
-    steps = []
-    for time, charges in charges_by_step.items():
-        is_over = time + step <= end
-        is_full = step == HOUR or time in full_days
-        is_complete = is_over and is_full
-        steps.append(CostStep(time, charges, is_complete))
-
-    return steps

@@ -7,34 +7,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from sqlite3 import Connection
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from podgpu.charge import AMOUNTS, UNALLOCATED, Amounts, Charge, UsageAccount, Waste, sum_charges
-from podgpu.errors import UsageError, texts_of, utc_text
+from podgpu.errors import UsageError
 from podgpu.fleet.parts import MPS_REASON, HeldPart, sum_held
 from podgpu.fleet.prices import Prices
-from podgpu.fleet.state import ClusterState, describe_unpriced
+from podgpu.fleet.state import ClusterState
 from podgpu.known import select_known
 from podgpu.model import WorkloadOwner, group_by
-from podgpu.past.schema import COARSE, DAY
-from podgpu.past.sqlite import parse_is_csv, parse_range, parse_time
-from podgpu.past.sqlite_charges import (
-    SINGLE,
-    Grouping,
-    StepCharge,
-    read_accounts,
-    read_charges,
-    read_engines,
-    read_token_steps,
-    read_usage_start,
-)
-from podgpu.past.token_costs import TokenFigures, make_token_figures, sum_engines
-from podgpu.past.token_fit import NoFit, TokenFit, fit_tokens
+from podgpu.past.accounts import account_of
+from podgpu.past.bills.token_costs import TokenFigures, make_token_figures, sum_engines
+from podgpu.past.bills.token_fit import NoFit, TokenFit, fit_tokens
+from podgpu.past.queries import parse_is_csv, parse_range, parse_time
+from podgpu.past.time_steps import DAY
 
 Order = Literal["cost", "wasted"]
 _LABEL = "label:"
@@ -42,7 +32,6 @@ _DIGITS = 4
 _LEAST_HOURS = 0.005  # less is written as 0.00
 # The bill shows hours, kWh and money.
 _DIVISORS = {"seconds": 3600, "joules": 3_600_000, "money": 1}
-_NO_OWNER = WorkloadOwner("", "")
 
 
 class RangeQuery(NamedTuple):
@@ -155,15 +144,6 @@ class PeriodAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     notes: list[str] = []  # messages about missing data
     recorded_from: float | None = None  # start of the oldest record, if it is later than `from`
 
-    def add_record(self, db: Connection, state: ClusterState, start: float, now: float) -> None:
-        """Adds what the history in SQLite does not have. `start`: of the range."""
-        self.simulated = state.simulated
-        self.notes[:0] = texts_of(describe_unpriced(state.nodes, state.prices))
-        since = read_usage_start(db)
-        if since is None or start + COARSE < since:
-            self.recorded_from = now if since is None else float(since)
-            self.notes.insert(0, f"there is no record before {utc_text(self.recorded_from)}")
-
 
 class RangeAnswer(PeriodAnswer, kw_only=True):
     by: str
@@ -189,6 +169,11 @@ def parse_range_query(query: Mapping[str, str], order: Order = "cost") -> RangeQ
         raise UsageError(f"from={start:.15g} is not before to={end:.15g}")
 
     return RangeQuery(by, seconds, start, end, is_csv, order)
+
+
+class StepCharge(NamedTuple):
+    step: int  # number of 5 minutes since 1970, or start of the hour or day
+    charge: Charge
 
 
 RowName = tuple[tuple[str, Any], ...]
@@ -315,33 +300,6 @@ def group_now(state: ClusterState, usage: Sequence[Charge], query: RangeQuery) -
             groups.setdefault(name, []).append(part)
 
     return {name: _add_up_now(held) for name, held in groups.items()}
-
-
-def account_of(
-    part: HeldPart, pod_labels: Mapping[str, Mapping[str, str]] | None = None
-) -> UsageAccount:
-    """Returns the account of a holder. `pod_labels`: by `NAMESPACE/POD`."""
-    holder = part.holder
-    owner = part.owner or _NO_OWNER
-    labels = None
-    if pod_labels:
-        labels = pod_labels.get(f"{holder.namespace}/{holder.pod}")
-
-    # A pod's name is its account, also after a restart. Holders without a name have ids.
-    return UsageAccount(
-        namespace=holder.namespace,
-        pod=holder.pod,
-        job=holder.job_or_user,
-        uid="" if holder.pod else holder.uid,
-        container_id="" if holder.pod else holder.container_id,
-        owner_kind=owner.kind,
-        owner_name=owner.name,
-        labels=json.dumps(labels, sort_keys=True) if labels else "",
-        methods=part.device.known_usage.method,
-        # A job or a container is an account of its own, also if its user is known.
-        user="" if holder.job or holder.container_id else holder.user,
-        model="" if part.engine is None else part.engine.model,
-    )
 
 
 def name_row(charge: Charge, query: RangeQuery) -> RowName:
@@ -584,76 +542,3 @@ def describe_row(row: RangeRow, nameless: str = "(none)") -> str:
 
 def _join_names(*names: str) -> str:
     return "/".join(filter(None, names))
-
-
-# The history in SQLite
-
-
-# By kind of row: the accounts that the database may add up (as SQL), and the fields that name their
-# row. Unallocated GPUs, and pods without an owner, have rows of their own.
-_NAMED_BY = {
-    "namespace": ("namespace <> ''", {"namespace"}),
-    "owner": ("owner_name <> ''", {"namespace", "owner_kind", "owner_name"}),
-    "label": ("namespace <> ''", {"namespace", "labels"}),
-}
-
-
-def group_accounts(
-    query: RangeQuery, also: Collection[str] = (), engines: Iterable[int] = ()
-) -> Grouping:
-    """Returns which accounts have the same row, so that the database adds them up.
-
-    `also`: fields to keep. `engines`: ids of accounts that are not added up with others.
-    """
-    kind = "label" if query.label else query.by
-    if kind not in _NAMED_BY:
-        return SINGLE
-
-    condition, names = _NAMED_BY[kind]
-    engine_ids = ", ".join(map(str, engines))
-    condition = f"{condition} AND account.id NOT IN ({engine_ids})"
-    return Grouping(condition, frozenset(names).union(also))
-
-
-def read_range_answer(
-    db: Connection, query: RangeQuery, now: float, state: ClusterState
-) -> RangeAnswer:
-    start, end = query.bounds(now)
-    # What tokens cost is computed for each pod with an LLM engine.
-    grouping = group_accounts(query, ("labels", "methods"), read_engines(db))
-    charges = read_charges(db, start, end, now, grouping)
-
-    current: CurrentRows = {}
-    if query.end is None:
-        current = _group_held(db, state, charges, query)
-
-    token_steps: Sequence[StepCharge] = ()
-    if any(charge.amounts.token_seconds for charge in charges):
-        token_steps = read_token_steps(db, start, end)
-
-    answer = make_range(
-        query,
-        (start, end),
-        charges,
-        state.prices,
-        current,
-        recorded_from=read_usage_start(db) or 0.0,
-        token_steps=token_steps,
-    )
-    answer.add_record(db, state, start, now)
-    return answer
-
-
-def _group_held(
-    db: Connection, state: ClusterState, usage: Sequence[Charge], query: RangeQuery
-) -> CurrentRows:
-    """Maps each row to its current values. The history may know owners and labels of more pods."""
-    keys: set[tuple[str, ...]] = set()
-    for node in state.nodes:
-        for part in node.held:
-            if part.holder.key:
-                keys.add(account_of(part).key)
-
-    accounts = read_accounts(db, sorted(keys))
-    held = [Charge(account) for account in accounts]
-    return group_now(state, [*usage, *held], query)

@@ -14,19 +14,17 @@ from typing import NamedTuple
 
 from podgpu.charge import Amounts, Charge, UsageAccount
 from podgpu.model import PodName
-from podgpu.past.schema import (
+from podgpu.past.bills.bill import StepCharge
+from podgpu.past.books.schema import (
     ACCOUNT_COLUMNS,
     AMOUNT_COLUMNS,
-    COARSE,
-    DAY,
-    HOUR,
     OPEN,
     SUMS,
     UNSETTLED,
-    ceil_time,
-    floor_time,
     split_account,
 )
+from podgpu.past.spans import Interval
+from podgpu.past.time_steps import COARSE, DAY, HOUR, ceil_time, floor_time
 
 # Sums each window by itself, and joins the sums: both save a quarter of the time.
 _WINDOW = f"""
@@ -61,11 +59,6 @@ WHERE resolution IN ({OPEN}, {COARSE}) AND time >= ? AND time < ? {{only}}
 GROUP BY step, usage.account HAVING sum(token_seconds) >= 0.95 * sum(allocated)"""
 _USAGE_START = f"""
 SELECT (SELECT min(time) FROM usage WHERE resolution = {DAY}), (SELECT min(time) FROM round)"""
-
-
-class StepCharge(NamedTuple):
-    step: int  # number of 5 minutes since 1970, or start of the hour or day
-    charge: Charge
 
 
 class Grouping(NamedTuple):
@@ -103,17 +96,12 @@ class _Window(NamedTuple):
     end: int
 
 
-class _Period(NamedTuple):
-    start: float
-    end: float
-
-
 def read_range(db: Connection, start: float, end: float) -> list[Charge]:
     """Returns the charges of all stored steps (5 minutes, hours or days) that are in the period.
 
     Steps that are only partly in the period count as a whole.
     """
-    windows = _list_windows(db, _Period(start, end), DAY)
+    windows = _list_windows(db, Interval(start, end), DAY)
     return [charge for _, charge in _read_windows(db, windows)]
 
 
@@ -125,7 +113,7 @@ def read_charges(
     A stored step that is only partly in the period is split in proportion to the time. So a
     constant load has the same sum at any time, and periods that meet share no usage.
     """
-    windows = _split_windows(db, _Period(start, end), now, DAY)
+    windows = _split_windows(db, Interval(start, end), now, DAY)
     return [charge for _, charge in _read_windows(db, windows, grouping=grouping)]
 
 
@@ -170,7 +158,7 @@ def read_steps(
 
     Hours must be kept from `start` on.
     """
-    windows = _split_windows(db, _Period(start, end), now, step)
+    windows = _split_windows(db, Interval(start, end), now, step)
     step_sql = f"time / {step} * {step}"
     steps: dict[int, list[Charge]] = {}
     for step_start, charge in _read_windows(db, windows, step_sql, grouping):
@@ -221,7 +209,7 @@ def _write_sum(number_of_windows: int, step: str, grouping: Grouping) -> str:
     return charges.format(windows=" UNION ALL ".join(sums), **parts)
 
 
-def _list_windows(db: Connection, period: _Period, coarsest: int) -> list[_Window]:
+def _list_windows(db: Connection, period: Interval, coarsest: int) -> list[_Window]:
     """Returns the rows to add up. The period is extended to whole stored steps.
 
     `coarsest`: the coarsest rows to read, HOUR or DAY.
@@ -262,17 +250,17 @@ def _find_resolution(time: float, kept_since: Mapping[int, int]) -> int:
     return DAY
 
 
-def _split_windows(db: Connection, period: _Period, now: float, coarsest: int) -> list[_Window]:
+def _split_windows(db: Connection, period: Interval, now: float, coarsest: int) -> list[_Window]:
     """Returns the rows to add up. At the start and the end, only parts of their usage count."""
     since = read_usage_start(db)
-    recorded = _Period(period.start if since is None else since, now)
+    recorded = Interval(period.start if since is None else since, now)
     parts: list[_Window] = []
     for window in _list_windows(db, period, coarsest):
         parts.extend(_split_window(window, period, recorded))
     return parts
 
 
-def _split_window(window: _Window, period: _Period, recorded: _Period) -> Iterable[_Window]:
+def _split_window(window: _Window, period: Interval, recorded: Interval) -> Iterable[_Window]:
     """Separates the steps in which the period starts and ends."""
     length = max(COARSE, window.resolution)  # open and unsettled rows are of 5 minutes
     first_step = floor_time(period.start, length)
@@ -286,13 +274,13 @@ def _split_window(window: _Window, period: _Period, recorded: _Period) -> Iterab
         yield window._replace(start=whole_from, end=step)
 
         whole_from = step + length
-        part = _find_part(_Period(step, whole_from), period, recorded)
+        part = _find_part(Interval(step, whole_from), period, recorded)
         yield window._replace(part=part, start=step, end=whole_from)
 
     yield window._replace(start=whole_from, end=whole_until)
 
 
-def _find_part(step: _Period, period: _Period, recorded: _Period) -> float:
+def _find_part(step: Interval, period: Interval, recorded: Interval) -> float:
     """Returns which fraction of the recorded time of a step is in the period."""
     recorded_from = max(step.start, recorded.start)
     if recorded.start == step.start:

@@ -6,7 +6,6 @@ found by a few operations on long integers (2 µs for a week), and only likely m
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,56 +13,30 @@ from functools import lru_cache
 from operator import add, itemgetter, mul
 from typing import NamedTuple
 
-from podgpu.past.slowdown import MAX_BUSY, MAX_PODS, stretch, weigh
+from podgpu.past.busy_steps import (
+    FULL,
+    STEP_BYTES,
+    STEPS_PER_HOUR,
+    UNKNOWN,
+    UNKNOWN_STEP,
+    read_steps,
+)
+from podgpu.past.savings.slowdown import MAX_BUSY, MAX_PODS, stretch, weigh
 
-CERTAINLY_IDLE = 0.999
-"""In a step in which a pod was idle for this part of its time, it certainly ran nothing. Also in
-podgpu-savings.yaml.
-"""
 LEAST_KNOWN = 0.95  # of the range, of one pod and of all pods of a mix together
-FULL = 2000
-"""Value of a step in which one GPU was busy all the time."""
-UNKNOWN = 0xFFFF
-STEP_BYTES = 2
 _LANE_BITS = 16
-_UNKNOWN_STEP = b"\xff\xff"
 _NO_STEP = b"\0\0"
-_MAX_STEP = UNKNOWN - 1
 _LIMIT = round(MAX_BUSY * FULL)
 _HIGH = 0x8000  # the highest bit of a lane
 _WEIGHTS = [weigh(value / FULL) for value in range(FULL + 1)]
 # Times a `stretch`, the slowdown of a pod in a step. An idle pod is not slowed down: 0 / 1.
 _RATIOS = [weigh(value / FULL) / max(1, value) * FULL for value in range(FULL + 1)]
 _HOURS = 24
-_STEPS_PER_HOUR = 12
 # A pod is compared with this many open mixes, and those that overlap least are computed. With
 # 8,000 pods, twice as many cost 2 s more and save 1 % more GPUs.
 _COMPARED = 32
 _COMPUTED = 3
 _MARGIN = 1.1  # mixes that are computed may overlap by so much more than the limit allows
-
-
-def step_value(busy_gpus: float, is_idle: bool) -> int:
-    """`is_idle`: the pod certainly ran nothing. Only then is the value 0."""
-    if is_idle:
-        return 0
-    value = min(_MAX_STEP, round(busy_gpus * FULL))
-    return max(1, value)
-
-
-def read_steps(steps: bytes) -> array[int]:
-    """Returns the values in the byte order of the machine."""
-    values = array("H", steps)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
-
-
-def write_steps(values: Sequence[int]) -> bytes:
-    steps = array("H", values)
-    if sys.byteorder == "big":
-        steps.byteswap()
-    return steps.tobytes()
 
 
 @dataclass(slots=True)
@@ -81,7 +54,7 @@ class Candidate:
 
     def __post_init__(self) -> None:
         # A known value has a high byte below 255, so both bytes that are found belong to one step.
-        zeroed = self.steps.replace(_UNKNOWN_STEP, _NO_STEP)
+        zeroed = self.steps.replace(UNKNOWN_STEP, _NO_STEP)
         count = len(self.steps) // STEP_BYTES
         high = _all_lanes(count, _HIGH)
         self.lanes = int.from_bytes(zeroed, "little")
@@ -96,9 +69,9 @@ class Candidate:
 
         values = read_steps(zeroed)
         self.profile = [0] * _HOURS
-        for start in range(0, count, _STEPS_PER_HOUR):
-            hour = start // _STEPS_PER_HOUR % _HOURS
-            busy = values[start : start + _STEPS_PER_HOUR]
+        for start in range(0, count, STEPS_PER_HOUR):
+            hour = start // STEPS_PER_HOUR % _HOURS
+            busy = values[start : start + STEPS_PER_HOUR]
             self.profile[hour] += sum(busy)
 
         self.total = sum(self.profile)

@@ -1,4 +1,4 @@
-"""Adds up what each pod does in every 5 minutes, for savings (`past/loads.py` reads it).
+"""Adds up what each pod does in every 5 minutes. `sqlite_loads.py` reads it for savings.
 
 Bills need sums, but whether pods can share a GPU depends on when each of them is busy, and on their
 largest memory in one reading. So the table `load` has a row per pod and hour: twelve steps of 5
@@ -15,13 +15,17 @@ from typing import NamedTuple
 from podgpu.charge import UNALLOCATED, Charge, UsageAccount
 from podgpu.known import add_known
 from podgpu.model import MIB
-from podgpu.past.gpu_sample import GpuSample
-from podgpu.past.mixes import CERTAINLY_IDLE, STEP_BYTES, UNKNOWN, step_value
-from podgpu.past.schema import COARSE, HOUR, floor_time
+from podgpu.past.books.gpu_sample import GpuSample
+from podgpu.past.busy_steps import (
+    CERTAINLY_IDLE,
+    STEP_BYTES,
+    STEPS_PER_HOUR,
+    UNKNOWN,
+    UNKNOWN_STEP,
+    step_value,
+)
+from podgpu.past.time_steps import COARSE, HOUR, floor_time
 
-_STEPS = HOUR // COARSE
-HOUR_BYTES = _STEPS * STEP_BYTES
-UNKNOWN_HOUR = UNKNOWN.to_bytes(STEP_BYTES, "little") * _STEPS
 _MEASURED = frozenset({"samples", "switches", "exact"})  # methods of podgpu's exporters
 _LEAST_MEASURED = 0.95  # of the allocated time of a step
 _LEAST_COVERED = 0.8  # of a step: a pod that began or ended in it, or a restart, is unknown
@@ -88,7 +92,7 @@ class _StepSums:
         self.memory = add_known(self.memory, other.memory)
 
     def make_value(self) -> int:
-        """Returns the value of the step, as `past/mixes.py` defines it."""
+        """Returns the value of the step, as `past/busy_steps.py` defines it."""
         if self.covered < _LEAST_COVERED * COARSE:
             return UNKNOWN
         if self.measured < _LEAST_MEASURED * self.allocated:
@@ -166,7 +170,7 @@ def write_steps_of(
         after = before + STEP_BYTES
         rows = []
         for account_id, sums in merged.items():
-            busy = bytearray(UNKNOWN_HOUR)
+            busy = bytearray(UNKNOWN_STEP * STEPS_PER_HOUR)
             busy[before:after] = sums.make_value().to_bytes(STEP_BYTES, "little")
             memory = None if sums.memory is None else round(sums.memory / MIB)
             rows.append((hour, account_id, bytes(busy), memory))
@@ -192,7 +196,7 @@ def write_past_loads(
     rows = []
     for load in loads:
         value = step_value(load.busy, is_idle=not load.busy)
-        busy = value.to_bytes(STEP_BYTES, "little") * _STEPS
+        busy = value.to_bytes(STEP_BYTES, "little") * STEPS_PER_HOUR
         memory = round(load.memory / MIB)
         account_id = find_account(load.account, load.node)
         rows.append((load.time, account_id, busy, memory))

@@ -1,4 +1,4 @@
-"""Reads what each pod did in every 5 minutes from Prometheus, for savings (`past/advice.py`).
+"""Reads what each pod did in every 5 minutes from Prometheus, for savings (`advice.py`).
 
 A query returns one number per GPU and step: the busy seconds, less 1 if the GPU was certainly idle.
 Without a number, the step is unknown.
@@ -31,11 +31,11 @@ from podgpu.metrics.adapter import UUID_LABELS, WORKLOAD_LABELS, first_label, re
 from podgpu.metrics.mig import parent_and_fraction
 from podgpu.metrics.promql import by, one_of, select, sum_increase
 from podgpu.model import DeviceState
-from podgpu.past.advice import make_savings
-from podgpu.past.bill import account_of
-from podgpu.past.loads import AccountKey, HeldPod, PodKey, collect_held, list_rooms
-from podgpu.past.mixes import CERTAINLY_IDLE, FULL, UNKNOWN, step_value, write_steps
-from podgpu.past.savings import (
+from podgpu.past.accounts import account_of
+from podgpu.past.busy_steps import CERTAINLY_IDLE, FULL, UNKNOWN, step_value, write_steps
+from podgpu.past.savings.advice import make_savings
+from podgpu.past.savings.held_pods import AccountKey, HeldPod, PodKey, collect_held, list_rooms
+from podgpu.past.savings.savings import (
     MAX_DAYS,
     FleetLoad,
     SavingsAnswer,
@@ -44,7 +44,7 @@ from podgpu.past.savings import (
     SharedPodLoad,
     UnreadPods,
 )
-from podgpu.past.schema import COARSE, DAY, HOUR, floor_time
+from podgpu.past.time_steps import COARSE, DAY, HOUR, floor_time
 
 _TIMEOUT = 60.0
 _STEP_RULE = "podgpu:savings:step5m"

@@ -27,9 +27,9 @@ from podgpu.metrics.adapter import (
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.metrics.promql import HELD_NAMES, by, select_gpus, select_held
 from podgpu.model import Condition, PodName, Workload
-from podgpu.past.events import MAX_SPANS, EventQuery, EventsAnswer, Span, make_events
-from podgpu.past.schema import CONDITION, FINE, HOLDER, ceil_time
-from podgpu.past.verdict import Interval
+from podgpu.past.events import MAX_SPANS, EventQuery, EventsAnswer, make_events
+from podgpu.past.spans import CONDITION, HOLDER, Interval, Span
+from podgpu.past.time_steps import FINE, ceil_time
 
 _STEPS = 480
 _STEPS_OF_MANY = 120  # if there are too many GPUs to read all

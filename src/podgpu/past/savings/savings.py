@@ -1,7 +1,7 @@
 """The answer of `/api/v1/savings`: GPUs that could be given back, and what the pods would notice.
 
-`past/advice.py` makes it from the loads of pods, which SQLite (`past/loads.py`) or Prometheus
-(`past/prometheus_savings.py`) provide.
+`advice.py` makes it from the loads of pods, which `past/sqlite/sqlite_loads.py` or
+`past/prometheus/prometheus_savings.py` reads.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import msgspec
 from podgpu.charge import UsageAccount
 from podgpu.errors import UsageError
 from podgpu.model import WorkloadOwner
-from podgpu.past.bill import PeriodAnswer, describe_owner
-from podgpu.past.focus import write_table
-from podgpu.past.schema import DAY, HOUR
-from podgpu.past.sqlite import parse_is_csv, parse_range
+from podgpu.past.bills.bill import PeriodAnswer, describe_owner
+from podgpu.past.bills.focus import write_table
+from podgpu.past.queries import parse_is_csv, parse_range
+from podgpu.past.time_steps import DAY, HOUR
 
 Kind = Literal["stop", "shrink", "share", "pack"]
 KINDS: tuple[Kind, ...] = ("stop", "shrink", "share", "pack")
@@ -69,7 +69,7 @@ def parse_savings_query(query: Mapping[str, str]) -> SavingsQuery:
 class PodLoad:
     """What a pod or job that holds GPUs now did in a range.
 
-    `steps` has one value of `past/mixes.py` for every 5 minutes: the sum over its GPUs.
+    `steps` has one value of `past/busy_steps.py` for every 5 minutes: the sum over its GPUs.
     """
 
     account: UsageAccount

@@ -24,10 +24,10 @@ from podgpu.fleet.state import ClusterState
 from podgpu.known import divide_known
 from podgpu.metrics.conditions import NODE_GONE
 from podgpu.model import DeviceState, MigInstance
-from podgpu.past.bill import account_of
-from podgpu.past.gpu_sample import ConditionRecord, GpuSample
-from podgpu.past.recorder import HistoryRecorder
-from podgpu.past.schema import IDLE
+from podgpu.past.accounts import account_of
+from podgpu.past.books.gpu_sample import ConditionRecord, GpuSample
+from podgpu.past.books.recorder import HistoryRecorder
+from podgpu.past.spans import IDLE
 
 _log = logging.getLogger(__name__)
 # Minimum difference from the GPU's utilisation for storing a sole holder's own values.

@@ -1,0 +1,1 @@
+"""Bills and costs: sums of charges. Reads nothing."""

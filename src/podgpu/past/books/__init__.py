@@ -1,0 +1,1 @@
+"""The recorder: what is written after every round, and when it is deleted."""

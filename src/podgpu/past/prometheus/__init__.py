@@ -1,0 +1,1 @@
+"""The past in Prometheus or a compatible server."""

@@ -1,0 +1,1 @@
+"""GPUs that could be given back: computed from what pods do. Reads nothing."""

@@ -1,0 +1,1 @@
+"""The past that the recorder stored, read from SQLite."""
