@@ -259,3 +259,12 @@ def test_steps_that_cannot_be_written_are_dropped_if_they_are_too_many(
 def test_past_loads_fill_whole_hours(store: HistoryStore) -> None:
     store.append_loads([PastLoad(START, A, "n", 0.25, 3 * GIB), PastLoad(START, B, "n", 0.0, 0)])
     assert read(store) == {"a": ([FULL // 4] * 12, 3 * 1024), "b": ([0] * 12, 0)}
+
+
+def test_two_containers_of_a_pod_do_not_have_the_memory_of_their_gpu_twice(
+    store: HistoryStore,
+) -> None:
+    half = used(ROUND / 2)
+    add_step(store, gpu(charge(half), charge(half), memory=8 * GIB))
+    _, memory = read(store)["a"]
+    assert memory == 8 * 1024

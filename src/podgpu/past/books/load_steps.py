@@ -126,14 +126,13 @@ class LoadSteps:
             held = [charge for charge in gpu.charges if charge.account != UNALLOCATED]
             accounts = {charge.account for charge in held}
             is_alone = len(accounts) == 1
+            estimated: set[UsageAccount] = set()
             for charge in held:
                 pod = pods.setdefault((charge.account, gpu.node), _StepSums())
                 if not pod.round_gpus:
                     in_round.append(pod)
 
-                figures = charge.figures or gpu.figures
-                memory = None if figures is None else figures.memory_used_bytes
-                pod.add_gpu(seconds, memory)
+                pod.add_gpu(seconds, _find_memory(charge, gpu, estimated))
                 pod.add_charge(charge, is_alone)
 
         for pod in in_round:
@@ -149,6 +148,20 @@ class LoadSteps:
             if start < current:
                 taken[start] = self._steps.pop(start)
         return taken
+
+
+def _find_memory(charge: Charge, gpu: GpuSample, estimated: set[UsageAccount]) -> float | None:
+    """Returns the memory of a container in bytes, or else that of its GPU.
+
+    `estimated`: pods that already have the GPU's memory. Their other containers are part of it.
+    """
+    if charge.figures is not None:
+        return charge.figures.memory_used_bytes
+    if charge.account in estimated:
+        return 0.0
+
+    estimated.add(charge.account)
+    return None if gpu.figures is None else gpu.figures.memory_used_bytes
 
 
 def write_steps_of(
