@@ -37,13 +37,8 @@ from podgpu.node.gpu.source import Telemetry
 from podgpu.node.holders import kubelet_answers
 from podgpu.node.holders.reader import LAST_RESORT
 from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner, ProcessOwners
-from podgpu.node.usage.ledger import (
-    Ledger,
-    OwnedProcess,
-    OwnedUsage,
-    Owner,
-    divide_exactly,
-)
+from podgpu.node.usage.ledger import Ledger
+from podgpu.node.usage.split import OwnedProcess, OwnedUsage, Owner, divide_exactly
 from podgpu.workers import ErrorCounts, Workers
 
 OwnersByPid = Mapping[int, ProcessOwner]
