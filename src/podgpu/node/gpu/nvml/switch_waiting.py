@@ -358,11 +358,12 @@ class WaitEstimator:
         after = end - until
         within = min(length, self.slice)
 
-        # On average, it waited for half of the time in which the runner was busy.
-        share = 0.5
+        # A short period is assumed to be busy all the time.
+        busy_share = 1.0
         if length > self.slice * _LONG:
-            share = busy_shares.get(runner, 1.0) / 2
-        return after + int(within * share), after + within
+            busy_share = busy_shares.get(runner, 1.0)
+        # On average, the work arrived in the middle of the busy time.
+        return after + int(within * busy_share / 2), after + within
 
     def _find_idle_ends(self, residency: Residency, busy: Mapping[int, int]) -> dict[int, float]:
         """Returns the minimum length, by pid, of periods that are assumed to end with idle time.
