@@ -232,24 +232,25 @@ class Ledger:
         sums = _sums(before, device, _DEVICE_COUNTERS)
         self._devices[key] = structs.replace(device, **sums, counted_since=before.counted_since)
 
+        is_visible = owned.processes is not None
+        owners = owned.owners
         for workload, usage in usages.items():
-            self._charge_account(accounts[workload], workload, usage, owned)
-        if owned.processes is not None:
+            is_alone = is_visible and owners <= {workload}
+            self._charge_account(accounts[workload], usage, owned, is_alone=is_alone)
+        if is_visible:
             self._have_processes.add(key)
         return busy
 
     def _charge_account(
-        self, account: Account, workload: Workload, usage: HolderUsage, owned: OwnedUsage
+        self, account: Account, usage: HolderUsage, owned: OwnedUsage, *, is_alone: bool
     ) -> None:
-        """`workload`: as reported now. The account may know its UID from an earlier reading."""
         has_energy = self._get_totals(owned.device.uuid).energy_mj is not None
         # It has used no known energy until the energy counter is read again.
         if has_energy and usage.busy_ns is not None:
             usage = structs.replace(usage, energy_mj=0)
 
-        is_visible = owned.processes is not None
-        account.add(usage, is_alone=is_visible and owned.owners <= {workload})
-        if is_visible and owned.usage.process_busy_ns is not None:
+        account.add(usage, is_alone)
+        if owned.processes is not None and owned.usage.process_busy_ns is not None:
             # Without a process, there was nothing to measure.
             was_measured = account.is_measured and not account.has_process
             account.is_measured = usage.busy_ns is not None or was_measured
@@ -326,15 +327,16 @@ class Ledger:
         for owned, busy in divided:
             if not owned.usage.window_ns:
                 continue
+            slices = owned.slices
             accounts = self._accounts[owned.device.key]
             for workload, part in (busy.parts or {}).items():
-                weights[accounts[workload.key]] += part * owned.slices
+                weights[accounts[workload.key]] += part * slices
 
             unattributed = busy.unattributed
             if unattributed is None:
                 # It is unknown whether the device was busy, so nobody gets its energy.
                 unattributed = owned.usage.window_ns
-            weights[None] += unattributed * owned.slices
+            weights[None] += unattributed * slices
         return weights
 
     def _weigh_shares(
@@ -348,14 +350,15 @@ class Ledger:
         for owned, busy in divided:
             if not owned.usage.window_ns:
                 continue
+            slices = owned.slices
             accounts = self._accounts[owned.device.key]
             shares = owned.compute_shares()
             unheld = SHARE_UNITS
             for workload in busy.parts or ():
                 share = shares.get(workload, 0)
-                weights[accounts[workload.key]] += share * owned.slices
+                weights[accounts[workload.key]] += share * slices
                 unheld -= share
-            weights[None] += unheld * owned.slices
+            weights[None] += unheld * slices
 
         if weights and gpu.mig_enabled:
             # slices that belong to no MIG instance
