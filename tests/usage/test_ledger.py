@@ -563,6 +563,15 @@ def test_a_pod_of_the_same_name_starts_at_0_and_the_same_pod_continues() -> None
     assert usage_of(charge(first, gone, turn(second({}), *held(A))), A).busy_ns == 100
 
 
+def test_the_only_user_does_not_wait_although_its_uid_is_not_reported_now() -> None:
+    waits = ProcessWaits({1: (50, 50, 50)}, {(1, 2): 50}, 50)
+    shared = turn(second({1: 100, 2: 100}, method="exact", waits=waits), *held(A, B))
+    without_uid = structs.replace(A, uid="")
+    alone = turn(second({1: 100}), *held(without_uid), owners={1: without_uid})
+    assert usage_of(charge(shared), A).wait_ratio
+    assert usage_of(charge(shared, alone), A).wait_ratio == 0
+
+
 def test_processes_of_an_earlier_pod_are_unattributed() -> None:
     again = structs.replace(A, uid="uid-new")
     snapshot = charge(turn(second({1: 100}), *held(again)))

@@ -232,6 +232,7 @@ class ApiClient:
         """Converts the errors of a request to SourceErrors."""
 
         def explain(failure: str, why: str) -> SourceError:
+            # The CA or the client certificate may have been replaced.
             if failure == "tls":
                 self._credentials.invalidate()
             return SourceError(

@@ -119,62 +119,50 @@ def rules_for(keep_fields: frozenset[str] | None) -> dict[str, FamilySpec | Mean
     return rules
 
 
-# Builders collect samples in dicts. Each key is the name of a field of `NodeState` or of a nested
-# struct.
+# Builders collect samples, and convert them to `NodeState` at the end.
+
+
+Members = dict[str, Any]
+"""Members of `NodeState` or of a nested struct, by name. `convert_node` checks their types."""
 
 
 @dataclass(slots=True)
 class _ScrapedDevice:
     identity: dict[str, str] = field(default_factory=dict)
-    # by field and holder (or ())
-    values: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)
+    # The value of each series, by field and holder (or ()).
+    series: dict[str, dict[WorkloadKey, float]] = field(default_factory=dict)
     # DCGM fields with text values, which are exported as labels
     texts: dict[str, str] = field(default_factory=dict)
-    usage: dict[str, Any] = field(default_factory=dict)
-    holders: dict[WorkloadKey, dict[str, Any]] = field(default_factory=dict)
-    conditions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    usage: Members = field(default_factory=dict)
+    holders: dict[WorkloadKey, Members] = field(default_factory=dict)
+    conditions: dict[str, Members] = field(default_factory=dict)
     instances: dict[int, _ScrapedDevice] = field(default_factory=dict)
 
-    def resolve_values(self, is_podgpu: bool) -> dict[str, float]:
-        """Returns one value per field. On a shared device, a field may have one series per holder.
+    # Set when all samples have been added.
+    values: dict[str, float] = field(default_factory=dict)  # by field
+    holder_source: str = ""  # of holders whose labels name no source
 
-        podgpu's series are added up or, for values of the whole device, the maximum is taken.
-        dcgm-exporter repeats the device's value for each holder. If these values are not all equal,
-        the field is omitted.
-        """
-        resolved: dict[str, float] = {}
-        for name, by_holder in self.values.items():
-            values = by_holder.values()
-            if () in by_holder:
-                resolved[name] = by_holder[()]
-            elif is_podgpu and name in _DIVIDED_FIELDS:
-                resolved[name] = sum(values)
-            elif is_podgpu or len(set(values)) == 1:
-                resolved[name] = max(values)
+    def list_parts(self) -> list[_ScrapedDevice]:
+        """Returns the GPU and its MIG instances."""
+        return [self, *self.instances.values()]
 
-        return resolved
-
-    def build_gpu(self, is_podgpu: bool, keep_fields: frozenset[str] | None) -> dict[str, Any]:
+    def build_gpu(self, keep_fields: frozenset[str] | None) -> Members:
         """Returns the fields of `DeviceState`."""
-        values = self.resolve_values(is_podgpu)
         present = self.conditions
-        if not is_podgpu:
-            parts = (self, *self.instances.values())
-            present = _read_conditions([part.resolve_values(is_podgpu) for part in parts])
         is_lost = LOST in present
 
         instances = []
         for number, builder in self.instances.items():
-            instance = builder.build_device(is_podgpu, keep_fields, is_lost)
+            instance = builder.build_device(keep_fields, is_lost)
             instances.append({"id": number, **instance})
 
         maker, number_in_name = _split_device_name(self.identity.get("device", ""))
         index = self.identity.get("index") or number_in_name
-        is_empty = not (values or present or self.holders or self.usage)
+        is_empty = not (self.values or present or self.holders or self.usage)
 
         return {
-            **self.build_device(is_podgpu, keep_fields, is_lost),
-            **gpu_figures(values),
+            **self.build_device(keep_fields, is_lost),
+            **gpu_figures(self.values),
             "index": _parse_integer(index),
             "maker": maker or "nvidia",
             "conditions": [present[name] for name in conditions() if name in present],
@@ -185,29 +173,26 @@ class _ScrapedDevice:
             "instances": instances,
         }
 
-    def build_device(
-        self, is_podgpu: bool, keep_fields: frozenset[str] | None, is_lost: bool
-    ) -> dict[str, Any]:
+    def build_device(self, keep_fields: frozenset[str] | None, is_lost: bool) -> Members:
         """Returns the fields that GPUs and MIG instances have in common (`GpuOrInstance`)."""
-        values = self.resolve_values(is_podgpu)
-        stored: dict[str, float | str] = {**self.texts, **values}
+        stored: dict[str, float | str] = {**self.texts, **self.values}
         if keep_fields is not None:
             stored = select_keys(stored, keep_fields)
 
-        holders = self._build_holders(is_podgpu)
+        holders = self._build_holders()
         # Nobody can use a lost GPU, but its allocation stays.
         if is_lost:
             holders = [holder for holder in holders if holder.get("source")]
         return {
             **self.identity,
-            **device_figures(values),
+            **device_figures(self.values),
             "usage": self.usage or None,
             "holders": holders,
-            "fields": stored if values else None,
-            "last_xid": int(values.get(XID_NAME, 0)) or None,
+            "fields": stored if self.values else None,
+            "last_xid": int(self.values.get(XID_NAME, 0)) or None,
         }
 
-    def _build_holders(self, is_podgpu: bool) -> list[dict[str, Any]]:
+    def _build_holders(self) -> list[Members]:
         holders = []
         for key, holder in self.holders.items():
             if "is_last" in holder:
@@ -215,12 +200,44 @@ class _ScrapedDevice:
             # A reservation names no workload.
             if not key:
                 holder = {"source": RESERVATION}
-            elif not is_podgpu:
-                holder = {"source": "dcgm-exporter", **holder}
-
-            holders.append(holder)
+            holders.append({"source": self.holder_source, **holder})
 
         return holders
+
+
+def _resolve_podgpu(gpu: _ScrapedDevice) -> None:
+    """Sets the values in podgpu's metrics.
+
+    If only a device's holders have series, these are added up or, for values of the whole device,
+    the maximum is taken.
+    """
+    for device in gpu.list_parts():
+        for name, by_holder in device.series.items():
+            merge = sum if name in _DIVIDED_FIELDS else max
+            device.values[name] = merge(_select_values(by_holder))
+
+
+def _resolve_dcgm_exporter(gpu: _ScrapedDevice) -> None:
+    """Sets the values in dcgm-exporter's metrics, and what it does not report itself.
+
+    It repeats a device's value for each holder. If these values are not all equal, the field is
+    omitted.
+    """
+    for device in gpu.list_parts():
+        device.holder_source = "dcgm-exporter"
+        for name, by_holder in device.series.items():
+            distinct = set(_select_values(by_holder))
+            if len(distinct) == 1:
+                device.values[name] = distinct.pop()
+
+    gpu.conditions = _read_conditions([device.values for device in gpu.list_parts()])
+
+
+def _select_values(by_holder: Mapping[WorkloadKey, float]) -> Collection[float]:
+    """Returns the value of the whole device if it has a series, otherwise those of its holders."""
+    if () in by_holder:
+        return [by_holder[()]]
+    return by_holder.values()
 
 
 def _split_device_name(name: str) -> tuple[str, str]:
@@ -234,9 +251,9 @@ class _NodeBuilder:
         self._own_pods = own_pods
         # by UUID, or by index if unknown
         self._gpus: dict[str, _ScrapedDevice] = defaultdict(_ScrapedDevice)
-        self._members: dict[str, Any] = {}
-        self._sources: dict[str, Any] = {}
-        self._namespaces: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
+        self._members: Members = {}
+        self._sources: dict[str, float] = {}
+        self._namespaces: dict[tuple[str, str, str], Members] = defaultdict(dict)
 
     def add_field(self, rule: Meaning, sample: ParsedSample) -> None:
         found = self._find_device(sample.labels)
@@ -253,7 +270,7 @@ class _NodeBuilder:
             device = gpu
             key = ()
 
-        by_holder = device.values.setdefault(rule.field.name, {})
+        by_holder = device.series.setdefault(rule.field.name, {})
         by_holder[key] = int(value) if value.is_integer() else value
 
         if not device.texts:
@@ -279,7 +296,7 @@ class _NodeBuilder:
                 member = member.format_map(defaultdict(str, labels))
             members[member] = round(value) if spec.factor else value
 
-    def _find_members(self, part: str, labels: LabelMap) -> dict[str, Any] | None:
+    def _find_members(self, part: str, labels: LabelMap) -> Members | None:
         """Returns the dict in which a sample is stored, or None if the labels identify none."""
         if part == "node":
             return self._members
@@ -305,10 +322,10 @@ class _NodeBuilder:
         holder = device.holders[workload.key]
         if part != "holder_usage":
             return holder
-        usage: dict[str, Any] = holder.setdefault("usage", {})
+        usage: Members = holder.setdefault("usage", {})
         return usage
 
-    def _find_namespace(self, labels: LabelMap) -> dict[str, Any] | None:
+    def _find_namespace(self, labels: LabelMap) -> Members | None:
         namespace = labels.get("exported_namespace") or labels.get("namespace")
         if not namespace:
             return None
@@ -368,7 +385,11 @@ class _NodeBuilder:
         Raises msgspec.ValidationError if a value exceeds a limit of `NodeState`.
         """
         is_podgpu = "version" in self._members
-        devices = [gpu.build_gpu(is_podgpu, keep_fields) for gpu in self._gpus.values()]
+        resolve = _resolve_podgpu if is_podgpu else _resolve_dcgm_exporter
+        devices = []
+        for gpu in self._gpus.values():
+            resolve(gpu)
+            devices.append(gpu.build_gpu(keep_fields))
         devices.sort(key=lambda gpu: (gpu["index"] is None, gpu["index"], gpu.get("uuid", "")))
 
         namespaces = []
@@ -388,7 +409,7 @@ class _NodeBuilder:
         }
         return convert_node(document)
 
-    def _build_sources(self, devices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def _build_sources(self, devices: Iterable[Members]) -> list[Members]:
         # The worker `gpu0` reads the GPU with the index 0.
         uuids = {}
         for gpu in devices:
@@ -454,9 +475,9 @@ def read_device_key(labels: LabelMap) -> str:
     return uuid and device_key(uuid, _parse_integer(labels.get("GPU_I_ID", "")))
 
 
-def _read_conditions(devices: Iterable[dict[str, float]]) -> dict[str, dict[str, Any]]:
+def _read_conditions(devices: Iterable[dict[str, float]]) -> dict[str, Members]:
     """Derives a GPU's conditions from dcgm-exporter's fields. Their start times are unknown."""
-    present: dict[str, dict[str, Any]] = {}
+    present: dict[str, Members] = {}
     for values in devices:
         for name, value in values.items():
             if not 0 < value < DCGM_BLANK:

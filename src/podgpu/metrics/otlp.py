@@ -448,9 +448,9 @@ def find_state(gpu: DeviceState) -> str:
 def _find_state_of(condition: Condition) -> str:
     if condition.name == "xid":
         xids = parse_xids(condition.detail)
-        needs_action = any(xid_spec(xid).needs_action for xid in xids)
-        # An XID without a number may need one.
-        return "degraded" if xids and not needs_action else "failed"
+        # An unknown XID may need action.
+        needs_action = not xids or any(xid_spec(xid).needs_action for xid in xids)
+        return "failed" if needs_action else "degraded"
 
     state = _STATE_OF_CONDITION.get(condition.name)
     if state is not None:

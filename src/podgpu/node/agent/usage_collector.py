@@ -37,13 +37,8 @@ from podgpu.node.gpu.source import Telemetry
 from podgpu.node.holders import kubelet_answers
 from podgpu.node.holders.reader import LAST_RESORT
 from podgpu.node.usage.containers import NOT_IN_POD, ProcessOwner, ProcessOwners
-from podgpu.node.usage.ledger import (
-    Ledger,
-    OwnedProcess,
-    OwnedUsage,
-    Owner,
-    divide_exactly,
-)
+from podgpu.node.usage.ledger import Ledger
+from podgpu.node.usage.split import OwnedProcess, OwnedUsage, Owner, divide_exactly
 from podgpu.workers import ErrorCounts, Workers
 
 OwnersByPid = Mapping[int, ProcessOwner]
@@ -192,8 +187,8 @@ class UsageCollector:
         if not failed:
             return SourceStatus(SOURCE, True, seconds)
 
-        uuid, error = next(iter(failed.items()))
-        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        [(uuid, error), *more] = failed.items()
+        others = f" (and {len(more)} more)" if more else ""
         message = f"container usage of {uuid}{others} is unknown and omitted: {error}"
         return SourceStatus(SOURCE, False, seconds, getattr(error, "reason", "error"), message)
 
@@ -287,6 +282,7 @@ def _attribute_hidden(
         return processes, frozenset()
 
     hidden = {pid for pid, owner in owner_of.items() if owner.may_be_hidden}
+    # The log names these.
     hidden.difference_update(usage.resident_ns or ())
     owners = _list_owners(processes, hidden)
     if not owners:
@@ -393,7 +389,7 @@ def _attribute_mps(
     if not clients:
         return processes, None
     if not servers:
-        # They are not visible.
+        # The servers are not visible: all busy time of the device is theirs.
         return processes, usage.busy_ns or 0
     return processes, sum(server.busy_ns or 0 for server in servers)
 

@@ -210,7 +210,7 @@ def _select_results(
     """
     own = [result for result in results if (result.pool, result.device) == claim.device]
     _, claim_name = claim.name
-    # If the pod is not known, the container may use the whole claim.
+    # If the pod is not known, the container may use the whole claim (an empty text).
     used_requests = requests.get((claim.holder, claim_name), {""})
     if not own or "" in used_requests:
         return own

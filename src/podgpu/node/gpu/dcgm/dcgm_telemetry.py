@@ -167,6 +167,7 @@ class DcgmTelemetry:
         one.
         """
         for group in self._groups:
+            # Readers pass the tuple of a group, so its fields need not be compared.
             if group.fields is fields:
                 return group
 

@@ -575,10 +575,11 @@ class DevicePlan:
 
     def _accept(self, wanted: Field, raw: Any) -> None:
         try:
-            value = self._values[wanted.id] = value_of(wanted, raw)
+            value = value_of(wanted, raw)
         except Blank:
             self.guard.dropped.append(wanted.id)
             return
+        self._values[wanted.id] = value
         if wanted.once:
             self._constants[wanted.id] = value
 

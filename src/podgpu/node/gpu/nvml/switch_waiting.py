@@ -2,6 +2,21 @@
 
 Also estimates for which other process it waited. In a test with 25 loads on an H200, the mean error
 was 1.4 percentage points. All times are in nanoseconds of the GPU's clock. This module does no I/O.
+
+The driver runs processes in turn (round-robin). How long did A wait before its second period?
+A time slice has six characters here. `=`: works, `.`: resident, but idle, `~`: the estimate.
+
+    A=====B==C=====A==     A was preempted at the end of its slice, so it had more work.
+          ~~~~~~~~~        It waited from then on.
+
+    A==B===C===B===A==     A yielded early, so it had no work. It did not run before the second
+             ~~~~~~        period of B, so its work arrived after the first one: during that of C.
+
+    A==B=========C==A==    B kept the GPU for longer than a slice, so no other process waited
+              ~~~~~~       then. The work of A arrived during the last slice of that period.
+
+    A==B==...C===A==       A process without work yields at once if another one waits. B did not
+               ~~          yield while it was idle, so the work of A arrived later.
 """
 
 from __future__ import annotations
@@ -184,17 +199,7 @@ class _Queue:
 
 
 class WaitEstimator:
-    """Estimates waiting times on one engine.
-
-    Relies on these rules of the driver's round-robin scheduler:
-
-    - A process that is preempted at the end of its time slice waits until it is resident again.
-    - A process that yields earlier has no work. New work waits for at most one period of each other
-      process.
-    - A process without work yields at once if another process waits. So if a period ends with idle
-      time, no other process waited. If a period is longer than a slice, others can have waited only
-      during the period's last slice.
-    """
+    """Estimates waiting times on one engine, by the rules that are drawn above."""
 
     def __init__(self, *, is_complete: bool = False) -> None:
         """`is_complete`: examine all periods, and detect the slice in each window."""
@@ -320,28 +325,20 @@ class WaitEstimator:
 
         `end`: end of the wait. `queue`: without this period.
         """
-        # At most, it has waited since the end of its last period.
         previous = queue.last[periods[position].pid]
         _, began, _, until = periods[previous]
-        first = previous + 1
-        estimate = end - until
-        most = estimate
+        since_last = end - until
 
         if queue.earliest > previous:
-            # The work arrived during the period `earliest`.
             first = queue.earliest
-            runner, began, _, until = periods[first]
-            length = until - began
-            after = end - until
-            most = min(most, after + length, after + self.slice)
-            # On average, it waited for half of the time in which the runner was busy.
-            share = 0.5
-            if length > self.slice * _LONG:
-                share = busy_shares.get(runner, 1.0) / 2
-            estimate = after + int((most - after) * share)
+            estimate, most = self._estimate_since_arrival(periods[first], end, busy_shares)
         elif self.is_cut(until - began):
-            # It was preempted, and may also have waited while its own context was saved.
-            return _Wait(first, estimate, estimate, most + MAX_SAVE_NS)
+            # It may also have waited while its own context was saved.
+            return _Wait(previous + 1, since_last, since_last, since_last + MAX_SAVE_NS)
+        else:
+            first = previous + 1
+            estimate = since_last
+            most = since_last
 
         if queue.last_idle >= first:
             # The work arrived in the middle of the period after the idle one. If there is none, it
@@ -351,6 +348,22 @@ class WaitEstimator:
             within = 0 if first == queue.last_idle else (until - began) // 2
             estimate = min(estimate, end - until + within)
         return _Wait(first, estimate, 0, most)
+
+    def _estimate_since_arrival(
+        self, period: Period, end: int, busy_shares: Mapping[int, float]
+    ) -> tuple[int, int]:
+        """Returns estimate and maximum of a wait that began during this period."""
+        runner, began, _, until = period
+        length = until - began
+        after = end - until
+        within = min(length, self.slice)
+
+        # A short period is assumed to be busy all the time.
+        busy_share = 1.0
+        if length > self.slice * _LONG:
+            busy_share = busy_shares.get(runner, 1.0)
+        # On average, the work arrived in the middle of the busy time.
+        return after + int(within * busy_share / 2), after + within
 
     def _find_idle_ends(self, residency: Residency, busy: Mapping[int, int]) -> dict[int, float]:
         """Returns the minimum length, by pid, of periods that are assumed to end with idle time.
