@@ -75,6 +75,16 @@ def test_exact_usage_adds_sys_admin_only() -> None:
     assert "- SYS_ADMIN (exporter.usage.from exact)" in notes(exact)
 
 
+def test_the_notes_say_how_users_log_in() -> None:
+    full = {"cluster": {"profile": "full"}}
+    assert "log in" not in notes(full)
+    with_users = {"cluster": {"profile": "full", "auth": "kubernetes"}}
+    assert "put an OIDC proxy in front of it" in notes(with_users)
+    assert "http://localhost:9401/api/v1/view" in notes(with_users)
+    encrypted = {"cluster": {**with_users["cluster"], "webConfig": {"secretName": "web"}}}
+    assert "http(s)://localhost:9401/api/v1/view" in notes(encrypted)
+
+
 def test_the_kernel_log_needs_one_capability_and_no_device() -> None:
     blame = VARIANTS["xid blame"]
     context = container(blame)["securityContext"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podgpu.errors import SourceError
+from podgpu.errors import DeviceLost, SourceError
 from podgpu.labs.simulate.gpu import SimulatedLoad
 from podgpu.model import Allocation, Assignment, Device, Unmapped, Workload
 from podgpu.node.gpu.nvml.nvml_telemetry import NvmlTelemetry
@@ -57,6 +57,25 @@ def node(request: pytest.FixtureRequest, proc: FaultyProc) -> Iterator[Node]:
     node = Node(getattr(request, "param", "2xH100"), proc)
     yield node
     node.telemetry.release(1.0)
+
+
+def test_a_lost_gpu_does_not_hide_the_holders_of_the_others(node: Node) -> None:
+    node.run(41, IN_A)
+    node.run(42, IN_B, gpu=1)
+    devices = node.devices
+    lost, other = (device.key for device in devices)
+    node.driver.lose(0)
+    assert node.source.assignments(devices) == Allocation(
+        (Assignment(other, CONTAINER_B, "processes"),)
+    )
+
+    node.driver.lose(1)
+    with pytest.raises(DeviceLost):
+        node.source.assignments(devices)
+    node.driver.recover(0)
+    assert node.source.assignments(devices).assignments == (
+        Assignment(lost, CONTAINER_A, "processes"),
+    )
 
 
 def test_the_share_that_kai_writes_into_the_environment(node: Node) -> None:

@@ -116,6 +116,14 @@ def test_the_message_names_few_problems(exporter: Exporter) -> None:
     assert healthy["message"] == "podgpu knows no problem of the node's 2 GPUs"
 
 
+def test_the_message_begins_with_the_problem_of_the_reason(exporter: Exporter) -> None:
+    found = exporter.see(GPU_a=FAILED, GPU_b=LOST)
+    assert found["reason"] == "GpuLost"
+    assert found["message"].startswith("GPU 3 (GPU_b): the driver no longer lists it")
+    many = exporter.see(GPU_a=FAILED, GPU_b=FAILED, GPU_c=FAILED, GPU_d=LOST)
+    assert many["message"].startswith("GPU 3 (GPU_d): the driver no longer lists it")
+
+
 def test_is_written_on_changes_and_every_five_minutes(
     exporter: Exporter, server: SimulatedApiServer
 ) -> None:

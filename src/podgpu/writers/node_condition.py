@@ -48,12 +48,9 @@ def judge(update: NodeUpdate) -> GpuVerdict:
         return GpuVerdict("Unknown", UNKNOWN, text)
 
     state = update.state
-    texts = []
-    for uuid, record in update.records.items():
-        for text in record.problems.values():
-            texts.append(f"{identify_gpu(record.name, uuid)}: {text}")
-
-    problems = _rank_problems(update.records)
+    ranked = _rank_problems(update.records)
+    problems = [condition for condition, _ in ranked]
+    texts = [text for _, text in ranked]
     unidentified = _count_unidentified(state.gpus_lost or 0, update.records)
     if unidentified:
         problems.insert(0, LOST)
@@ -78,12 +75,13 @@ def _name_gpus(records: Records) -> str:
     return "the node's GPU" if len(records) == 1 else f"the node's {plural(len(records), 'GPU')}"
 
 
-def _rank_problems(records: Records) -> list[str]:
-    """Returns the problems of all GPUs, worst first."""
-    problems: set[str] = set()
-    for record in records.values():
-        problems.update(record.problems)
-    return sorted(problems, key=rank_condition)
+def _rank_problems(records: Records) -> list[tuple[str, str]]:
+    """Returns the problems of all GPUs with their texts, worst first."""
+    problems = []
+    for uuid, record in records.items():
+        for condition, text in record.problems.items():
+            problems.append((condition, f"{identify_gpu(record.name, uuid)}: {text}"))
+    return sorted(problems, key=lambda problem: rank_condition(problem[0]))
 
 
 def _count_unidentified(lost: int, records: Records) -> int:

@@ -17,7 +17,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from podgpu.decode import decode_json
-from podgpu.errors import SourceError, utc_text
+from podgpu.errors import DeviceLost, SourceError, utc_text
 from podgpu.files import (
     FileIdentity,
     ReadOnChange,
@@ -318,9 +318,20 @@ class ProcessHolders(AllocationSource):
 
     def _list_processes(self, devices: Sequence[Device]) -> list[ProcessUsage]:
         processes: list[ProcessUsage] = []
+        lost: DeviceLost | None = None
+        answered = False
         for device in devices:
-            if not device.is_instance:
+            if device.is_instance:
+                continue
+            try:
                 processes += self._processes(device)
+            except DeviceLost as e:
+                lost = e  # a lost GPU must not hide the holders of the others
+            else:
+                answered = True
+
+        if lost is not None and not answered:
+            raise lost
         return processes
 
 
