@@ -84,7 +84,11 @@ def test_pods_are_selected_by_their_name_or_that_of_the_owner() -> None:
         }
     )
     jobs = [make_job("alone"), make_job("run-1", "nightly")]
-    found = ask(pod(), pod("other"), workloads=jobs, quotas=[quota])
+    of_a_job = pod("train-x7k2p")
+    of_a_job["metadata"]["ownerReferences"] = [
+        {"kind": "Job", "name": "train", "uid": "train", "controller": True}
+    ]
+    found = ask(pod(), pod("other"), of_a_job, workloads=jobs, quotas=[quota])
 
     def names(name: str, namespace: str = "") -> set[str]:
         answer = make_queue(found, QueueQuery(namespace, name))
@@ -96,7 +100,8 @@ def test_pods_are_selected_by_their_name_or_that_of_the_owner() -> None:
     assert names("nobody") == set()
     assert names("alone") == {"alone"}
     assert names("run-1") == names("nightly") == {"run-1"}
-    assert names("") == {"waiting", "other", "alone", "run-1"}
+    assert names("train") == names("train-x7k2p") == {"train-x7k2p"}
+    assert names("") == {"waiting", "other", "train-x7k2p", "alone", "run-1"}
 
 
 def test_names_are_limited() -> None:

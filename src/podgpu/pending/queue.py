@@ -35,10 +35,8 @@ class QueueQuery(NamedTuple):
         if not self.pod or pod.name == self.pod:
             return True
 
-        # A name of an owner also selects the object that stands for its pods.
-        if not pod.kind or pod.owner is None:
-            return False
-        return pod.owner.name == self.pod
+        # Users know the name of their Job, and not those of its pods.
+        return pod.owner is not None and pod.owner.name == self.pod
 
 
 def parse_queue_query(query: Mapping[str, str]) -> QueueQuery:
