@@ -15,6 +15,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# These tests must find only what they install. pip would take the package of this tree for it.
+_paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+os.environ["PYTHONPATH"] = os.pathsep.join(path for path in _paths if Path(path) != ROOT / "src")
+
 
 def build_release(folder: Path, python: Path = Path(sys.executable)) -> Path:
     helm = Path(sys.executable).parent
