@@ -242,7 +242,7 @@ class Simulation:
             self.is_taken = False
 
     def kill(self) -> None:
-        """Goes on with the files as they are in this moment.
+        """Kills the view: continues with a copy of the files as they are now.
 
         This round is lost, and the next one has no reading to compare with, as after a restart.
         """
